@@ -1,0 +1,387 @@
+"""The records of a run as typed structs: the file contract of schema ``otel-grpo/1``.
+
+Everything else about the files (JSON Schema, reader, audit) follows from these types. Integers are
+nanoseconds, tokens, bytes or counts; floats stand only in derived ``metrics``. A field that is
+``UNSET`` was not known and is absent in the file: never 0, never a guess.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+SCHEMA = "otel-grpo/1"
+
+# Flags of an interval row.
+ERROR = 1
+OPEN_AT_END = 2
+FOREIGN = 4
+OWN_LOG = 8
+CONTINUED = 16
+DEVICE_OUTSTANDING = 32
+FUSED_OPTIMIZER = 64
+NOT_DEVICE_SYNCED = 128
+
+# span id, parent span id, phase, start ns, end ns (None: open at the window's end), lane, flags
+IntervalRow = tuple[str, str | None, str, int, int | None, int, int]
+# The phases that are not hidden, sorted; nanoseconds.
+SegmentRow = tuple[list[str], int]
+RolloutId = str | int
+# rollout id, first index, number of samples: consecutive samples as one run
+SampleRun = tuple[RolloutId, int, int]
+# rollout id, first index, number of samples, visits of each, tokens under the loss mask of one pass
+# over them all (None: no longer known)
+RevisitRow = tuple[RolloutId, int, int, int, int | None]
+# reason, samples, completion tokens (None: not known)
+DiscardRow = tuple[str, int, int | None]
+
+UpdateStatus = Literal["applied", "skipped", "failed", "unconfirmed"]
+WindowStatus = Literal["complete", "partial", "aborted"]
+PublicationKind = Literal["in_place", "collective", "checkpoint", "ipc", "unknown"]
+RunStatus = Literal["running", "completed", "failed", "interrupted"]
+Number = int | float | None
+
+
+class Window(msgspec.Struct, frozen=True):
+    """One iteration: the half-open interval ``[start_ns, end_ns)`` on one lane."""
+
+    start_ns: int
+    end_ns: int
+    status: WindowStatus
+    lane: int
+
+
+class Update(msgspec.Struct, frozen=True):
+    """One attempted optimizer step; ``step`` is the number of updates applied once it is over."""
+
+    step: int
+    start_ns: int
+    end_ns: int
+    samples: int
+    nominal: int | None
+    status: UpdateStatus
+    reason: str | None = None
+    ranks: list[int] = []
+
+
+class Publication(msgspec.Struct, frozen=True):
+    """New weights handed to the generator; ``completed_ns`` is null while nobody confirmed it."""
+
+    kind: PublicationKind
+    version: int
+    started_ns: int
+    completed_ns: int | None
+    in_window: bool
+    bytes: int | None = None
+    snapshot: dict[str, int | None] = {}
+
+
+class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Readings of memory as columns of equal length, in bytes; null where a reading lacks a value.
+
+    ``device`` is an index into the inventory of ``run.json``.
+    """
+
+    instant: list[int]
+    rank: list[int]
+    host: list[str]
+    pid: list[int]
+    device: list[int | None] | UnsetType = UNSET
+    allocator_allocated: list[int | None] | UnsetType = UNSET
+    allocator_reserved: list[int | None] | UnsetType = UNSET
+    allocator_peak_allocated: list[int | None] | UnsetType = UNSET
+    allocator_peak_reserved: list[int | None] | UnsetType = UNSET
+    device_used: list[int | None] | UnsetType = UNSET
+    device_total: list[int | None] | UnsetType = UNSET
+    process_rss: list[int | None] | UnsetType = UNSET
+    host_used: list[int | None] | UnsetType = UNSET
+    host_total: list[int | None] | UnsetType = UNSET
+
+
+class Ranks(msgspec.Struct, frozen=True):
+    expected: int
+    received: int
+    missing: list[int] = []
+
+
+class RolloutAttributes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The raw evidence of one window. Columns of samples have one entry per consumed sample."""
+
+    window: Window
+    intervals: list[IntervalRow]
+    segments: list[SegmentRow]
+    ranks: Ranks
+    devices: list[tuple[int, list[str]]] | UnsetType = UNSET
+    samples: list[SampleRun] | UnsetType = UNSET
+    prompt_lengths: list[int] | UnsetType = UNSET
+    completion_lengths: list[int] | UnsetType = UNSET
+    trained_lengths: list[int] | UnsetType = UNSET
+    environment_lengths: list[int] | UnsetType = UNSET
+    group_ids: list[int] | UnsetType = UNSET
+    visit_counts: list[int] | UnsetType = UNSET
+    policy_lag: list[int] | UnsetType = UNSET
+    truncated: list[int] | UnsetType = UNSET
+    generated: list[SampleRun] | UnsetType = UNSET
+    discarded: list[DiscardRow] = []
+    revisited: list[RevisitRow] = []
+    pending: int | UnsetType = UNSET
+    padding: int | UnsetType = UNSET
+    updates: list[Update] = []
+    publications: list[Publication] = []
+    memory: Memory | UnsetType = UNSET
+    workers: dict[str, dict[str, list[int]]] = {}
+    per_rank: dict[str, dict[str, int]] = {}
+    nonfinite: list[str] = []
+    foreign_spans: int = 0
+
+
+class TrainAttributes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The raw evidence of one attempted update.
+
+    ``intervals`` are the training and optimizer spans since the previous update; ``scalars`` the
+    trainer's own values under the trainer's own names, ``covers`` the steps that they speak of.
+    """
+
+    interval: tuple[int, int]
+    intervals: list[IntervalRow]
+    n: int
+    status: UpdateStatus
+    samples: list[SampleRun] = []
+    trained: int | UnsetType = UNSET
+    reason: str | None = None
+    covers: list[int] = []
+    scalars: dict[str, Number] = {}
+
+
+class SinkCounts(msgspec.Struct):
+    """created = written + dropped + pending (+ unconfirmed: sent, no answer)."""
+
+    created: int = 0
+    written: int = 0
+    dropped: int = 0
+    pending: int = 0
+    reasons: dict[str, int] = {}
+
+
+class Observed(msgspec.Struct, omit_defaults=True):
+    """Readings about the observer itself, which nothing else can derive."""
+
+    process_ns: int | UnsetType = UNSET
+    self_ns: int = 0
+    errors: dict[str, int] = {}
+    sinks: dict[str, SinkCounts] = {}
+    time_unix_ns: int | UnsetType = UNSET
+
+
+class _Header(msgspec.Struct, kw_only=True):
+    """What every record has. ``seq`` and ``prev`` chain the lines of one file."""
+
+    schema: str = SCHEMA
+    scope: str
+    run_id: str
+    attempt: int
+    seq: int
+    prev: str | None
+    time_unix_ns: int
+    stage: str
+    iteration: int | None
+    optimizer_step: int | None
+    trace_id: str | None = None
+    span_id: str | None = None
+    metrics: dict[str, Number]
+
+
+class TrainRecord(_Header, kw_only=True, tag_field="kind", tag="train"):
+    """One attempted update."""
+
+    attributes: TrainAttributes
+    observed: Observed
+
+
+class RolloutRecord(_Header, kw_only=True, tag_field="kind", tag="rollout"):
+    """One window."""
+
+    attributes: RolloutAttributes
+    observed: Observed
+
+
+# --- the totals: what the `run` record and summary.json hold ---------------------------------------
+
+
+class Trainer(msgspec.Struct, frozen=True):
+    name: str
+    version: str | None = None
+    adapter_version: str | None = None
+    algorithm: str | None = None
+
+
+class Device(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A physical device; ``id`` is its UUID, else ``host:index``, else ``cpu:host:pid``."""
+
+    id: str
+    kind: str
+    host: str
+    name: str | None = None
+    total_bytes: int | None = None
+
+
+class World(msgspec.Struct, frozen=True):
+    size: int
+    devices: list[Device] = []
+
+
+class RunTime(msgspec.Struct, frozen=True):
+    """wall = startup + windows + between + shutdown, exactly."""
+
+    wall_ns: int
+    startup_ns: int
+    windows_ns: int
+    between_ns: int
+    shutdown_ns: int
+    log_ns: int
+    logical_ns: int
+    work_ns: int
+    overlapped_ns: int
+    unattributed_ns: int
+
+
+class WindowCounts(msgspec.Struct, frozen=True):
+    complete: int
+    partial: int
+    aborted: int
+
+
+class RankCounts(msgspec.Struct, frozen=True):
+    expected: int
+    complete_windows: int
+    incomplete_windows: int
+
+
+class Totals(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The totals of one attempt, derived from its lines. Absent: not known in any window."""
+
+    status: RunStatus
+    started_unix_ns: int
+    ended_unix_ns: int
+    trainer: Trainer
+    world: World
+    time: RunTime
+    windows: WindowCounts
+    phases: dict[str, dict[str, int]] = {}
+    workers: dict[str, dict[str, int | float]] = {}
+    groups: int | UnsetType = UNSET
+    samples: dict[str, int | dict[str, int]] = {}
+    tokens: dict[str, int] = {}
+    updates: dict[str, int] = {}
+    publications: int = 0
+    publications_pending: int = 0
+    length: dict[str, dict[str, int | float]] = {}
+    memory: dict[str, dict[str, int | float]] = {}
+    policy_lag: dict[str, int | float] = {}
+    nonfinite: int = 0
+    throughput: dict[str, float | str] = {}
+    ranks: RankCounts
+    base: dict[str, int] = {}
+
+
+class RunAttributes(Totals, frozen=True, kw_only=True):
+    """The evidence of the `run` record: the summary without ``head``, ``records``, ``observed``."""
+
+
+class RunRecord(_Header, kw_only=True, tag_field="kind", tag="run"):
+    """The end of one attempt."""
+
+    attributes: RunAttributes
+    observed: Observed
+
+
+Record = TrainRecord | RolloutRecord | RunRecord
+
+
+class OpenPhase(msgspec.Struct, frozen=True):
+    phase: str
+    start_ns: int
+    lane: int
+
+
+class OpenWindow(msgspec.Struct, frozen=True):
+    """What is going on at the instant of a running summary."""
+
+    iteration: int
+    start_ns: int
+    phases: list[OpenPhase] = []
+
+
+class AttemptSummary(Totals, frozen=True, kw_only=True):
+    """The totals of an earlier attempt."""
+
+    attempt: int
+    records: dict[str, int]
+
+
+class Summary(Totals, frozen=True, kw_only=True):
+    """``summary.json``. ``head`` is the hash of the last line of ``metrics_raw.jsonl``."""
+
+    schema: str = SCHEMA
+    run_id: str
+    attempt: int
+    attempts: list[AttemptSummary] = []
+    records: dict[str, int]
+    head: str | None
+    open: OpenWindow | None = None
+    observed: Observed
+
+
+# --- run.json, workers/ ---------------------------------------------------------------------------
+
+
+class ClockPair(msgspec.Struct, frozen=True):
+    """One reading of both clocks: instants are ``unix_ns + (perf_counter_ns - perf_ns)``."""
+
+    boot_id: str | None
+    unix_ns: int
+    perf_ns: int
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    attempt: int
+    started_unix_ns: int
+    host: str
+    pid: int
+    clock: ClockPair
+    trainer: Trainer
+    world: World
+    config_fingerprint: str | None = None
+    base: dict[str, int] = {}
+
+
+class RunFile(msgspec.Struct, frozen=True):
+    """``run.json``: what is constant, one entry per attempt."""
+
+    schema: str
+    run_id: str
+    attempts: list[Attempt]
+
+
+class WindowOpened(msgspec.Struct, frozen=True, tag_field="kind", tag="window_opened"):
+    """A line of ``workers/``: the driver opened a window. Without its record it counts as aborted."""
+
+    run_id: str
+    attempt: int
+    iteration: int
+    start_ns: int
+
+
+class PublicationCompleted(msgspec.Struct, frozen=True, tag_field="kind", tag="publication_completed"):
+    """A line of ``workers/``: a publication was confirmed after its window's record was written."""
+
+    run_id: str
+    attempt: int
+    iteration: int
+    version: int
+    completed_ns: int
+
+
+WorkerLine = WindowOpened | PublicationCompleted
