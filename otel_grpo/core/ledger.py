@@ -1,0 +1,335 @@
+"""The account of samples, tokens and updates: each sample's tokens once, each visit every time.
+
+`Ledger` takes events as they happen and is cheap: it stores. `History` turns the events of a closed
+window into the evidence of its record, and knows the samples of earlier windows.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+RolloutId = str | int
+# rollout id, first index, number of samples
+Run = tuple[RolloutId, int, int]
+
+# Trained lengths of earlier windows are kept for this many samples (4 bytes each): a visit of an
+# older one still counts, its tokens are then not known.
+HISTORY_SAMPLES = 4_000_000
+
+# The columns of evidence that `consumed` may give, one value per sample.
+COLUMNS = (
+    "prompt_lengths",
+    "completion_lengths",
+    "trained_lengths",
+    "environment_lengths",
+    "group_ids",
+    "policy_lag",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Ids of samples of one rollout: ``(rollout_id, index)`` for each index, in order.
+
+    Slices and index lists give ids again: ``samples[:8]``, ``samples[[3, 1]]``.
+    """
+
+    rollout_id: RolloutId
+    indices: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[tuple[RolloutId, int]]:
+        return ((self.rollout_id, index) for index in self.indices)
+
+    def __getitem__(self, key: int | slice | Sequence[int]) -> Samples:
+        if isinstance(key, slice):
+            return Samples(self.rollout_id, self.indices[key])
+        if isinstance(key, int):
+            return Samples(self.rollout_id, [self.indices[key]])
+        return Samples(self.rollout_id, [self.indices[position] for position in key])
+
+
+class Batch(NamedTuple):
+    """Consecutive samples of one rollout as they are consumed, with the columns that are known."""
+
+    rollout_id: RolloutId
+    first: int
+    n: int
+    columns: dict[str, Ints]
+    truncated: Ints | None  # positions inside the batch
+
+
+class Visit(NamedTuple):
+    rollout_id: RolloutId
+    indices: Ints
+
+
+class UpdateEvent(NamedTuple):
+    """An attempted update with the visits that were accumulated into it."""
+
+    step: int
+    start_ns: int
+    end_ns: int
+    samples: int
+    nominal: int | None
+    status: str
+    reason: str | None
+    ranks: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class WindowEvents:
+    """What was reported in one window, in the order of the reports."""
+
+    consumed: list[Batch] = field(default_factory=list)
+    visits: list[Visit] = field(default_factory=list)
+    generated: list[Run] = field(default_factory=list)
+    discarded: list[tuple[str, int, int | None]] = field(default_factory=list)
+    updates: list[UpdateEvent] = field(default_factory=list)
+    padding: int | None = None
+    pending: int = 0
+
+
+class Ledger:
+    """Events of the open window, and the levels that go on over windows."""
+
+    def __init__(self) -> None:
+        self.window = WindowEvents()
+        self.applied = 0
+        self.pending = 0
+        self._waiting: list[Visit] = []  # visits that no update has taken yet, oldest first
+        self._known: dict[RolloutId, list[tuple[int, int]]] = {}
+
+    def consume(self, batch: Batch) -> int:
+        """Count the samples of a batch that were never consumed before; returns their number.
+
+        A sample that comes again (replay) is no new sample: its visits are `revisited`.
+        """
+        known = self._known.setdefault(batch.rollout_id, [])
+        fresh = np.ones(batch.n, dtype=bool)
+        for first, n in known:
+            low, high = max(first, batch.first), min(first + n, batch.first + batch.n)
+            if low < high:
+                fresh[low - batch.first : high - batch.first] = False
+        for start, stop in _true_runs(fresh):
+            part = _part(batch, start, stop)
+            self.window.consumed.append(part)
+            known.append((part.first, part.n))
+        return int(fresh.sum())
+
+    def visit(self, visits: Iterable[Visit]) -> None:
+        """Count one training pass over each sample."""
+        for visit in visits:
+            self.window.visits.append(visit)
+            self._waiting.append(visit)
+            self.pending += len(visit.indices)
+
+    def take(self, samples: int | None = None) -> list[Visit]:
+        """The visits that an update is made from: the oldest `samples` waiting ones, or all."""
+        if samples is None:
+            taken, self._waiting = self._waiting, []
+            self.pending = 0
+            return taken
+        if not 0 <= samples <= self.pending:
+            raise ValueError(f"an update of {samples} samples after {self.pending} pending visits")
+        taken = []
+        left = samples
+        while left:
+            visit = self._waiting.pop(0)
+            if len(visit.indices) > left:
+                self._waiting.insert(0, Visit(visit.rollout_id, visit.indices[left:]))
+                visit = Visit(visit.rollout_id, visit.indices[:left])
+            taken.append(visit)
+            left -= len(visit.indices)
+        self.pending -= samples
+        return taken
+
+    def update(
+        self,
+        start_ns: int,
+        end_ns: int,
+        samples: int,
+        nominal: int | None,
+        status: str,
+        reason: str | None = None,
+        ranks: tuple[int, ...] = (),
+    ) -> UpdateEvent:
+        """Count an attempted update; only `applied` ones advance the step."""
+        if status == "applied":
+            self.applied += 1
+        event = UpdateEvent(self.applied, start_ns, end_ns, samples, nominal, status, reason, ranks)
+        self.window.updates.append(event)
+        return event
+
+    def close(self) -> WindowEvents:
+        """The events since the last call."""
+        events, self.window = self.window, WindowEvents()
+        events.pending = self.pending
+        return events
+
+
+class WindowCounts(NamedTuple):
+    """The evidence of one window: columns over the consumed samples, in the order consumed."""
+
+    samples: list[Run]
+    columns: dict[str, Ints]  # those that are known for every consumed sample
+    visit_counts: Ints
+    truncated: list[int] | None
+    revisited: list[tuple[RolloutId, int, int, int, int | None]]
+
+    def status(self, updates: Iterable[UpdateEvent], *, discarded: bool) -> str:
+        """`complete`, or `partial` for a tail, an unvisited sample or a dropped batch."""
+        tail = any(
+            u.status == "applied" and u.nominal is not None and u.samples < u.nominal
+            for u in updates
+        )
+        unvisited = len(self.visit_counts) > 0 and int(self.visit_counts.min()) == 0
+        dropped = discarded and not self.samples
+        return "partial" if tail or unvisited or dropped else "complete"
+
+
+class History:
+    """Trained lengths of the samples of earlier windows, the oldest forgotten beyond a bound."""
+
+    def __init__(self, bound: int = HISTORY_SAMPLES) -> None:
+        self._bound = bound
+        self._held = 0
+        self._rollouts: OrderedDict[tuple[RolloutId, int], npt.NDArray[np.int32]] = OrderedDict()
+        self._firsts: dict[RolloutId, list[int]] = defaultdict(list)
+
+    def resolve(self, events: WindowEvents) -> WindowCounts:
+        """The evidence of a window; its samples are history from now on."""
+        batches = events.consumed
+        visits = [np.zeros(batch.n, dtype=np.int64) for batch in batches]
+        earlier: dict[RolloutId, list[Ints]] = defaultdict(list)
+        of_rollout: dict[RolloutId, list[int]] = defaultdict(list)
+        for position, batch in enumerate(batches):
+            of_rollout[batch.rollout_id].append(position)
+        for visit in events.visits:
+            indices = visit.indices
+            for position in of_rollout.get(visit.rollout_id, ()):
+                batch = batches[position]
+                inside = (indices >= batch.first) & (indices < batch.first + batch.n)
+                visits[position] += np.bincount(indices[inside] - batch.first, minlength=batch.n)
+                indices = indices[~inside]
+            if len(indices):
+                earlier[visit.rollout_id].append(indices)
+        revisited = [
+            row
+            for rollout_id, parts in earlier.items()
+            for row in self._revisited(rollout_id, np.concatenate(parts))
+        ]
+        for batch in batches:
+            self._remember(batch)
+        columns = {
+            name: np.concatenate([batch.columns[name] for batch in batches])
+            for name in COLUMNS
+            if batches and all(name in batch.columns for batch in batches)
+        }
+        return WindowCounts(
+            samples=merge_runs((b.rollout_id, b.first, b.n) for b in batches),
+            columns=columns,
+            visit_counts=np.concatenate(visits) if visits else np.zeros(0, dtype=np.int64),
+            truncated=_truncated(batches),
+            revisited=revisited,
+        )
+
+    def _revisited(
+        self, rollout_id: RolloutId, indices: Ints
+    ) -> list[tuple[RolloutId, int, int, int, int | None]]:
+        unique, counts = np.unique(indices, return_counts=True)
+        lengths = [self._trained_length(rollout_id, int(index)) for index in unique]
+        rows: list[tuple[RolloutId, int, int, int, int | None]] = []
+        for index, count, trained in zip(unique.tolist(), counts.tolist(), lengths, strict=True):
+            if rows:
+                _, first, n, visits, tokens = rows[-1]
+                if first + n == index and visits == count and (tokens is None) == (trained is None):
+                    total = None if tokens is None or trained is None else tokens + trained
+                    rows[-1] = (rollout_id, first, n + 1, visits, total)
+                    continue
+            rows.append((rollout_id, index, 1, count, trained))
+        return rows
+
+    def _trained_length(self, rollout_id: RolloutId, index: int) -> int | None:
+        for first in self._firsts.get(rollout_id, ()):
+            lengths = self._rollouts[rollout_id, first]
+            if first <= index < first + len(lengths):
+                return int(lengths[index - first])
+        return None
+
+    def _remember(self, batch: Batch) -> None:
+        trained = batch.columns.get("trained_lengths")
+        if trained is None:
+            return
+        self._rollouts[batch.rollout_id, batch.first] = trained.astype(np.int32)
+        self._firsts[batch.rollout_id].append(batch.first)
+        self._held += batch.n
+        while self._held > self._bound:
+            (rollout_id, first), lengths = self._rollouts.popitem(last=False)
+            self._firsts[rollout_id].remove(first)
+            self._held -= len(lengths)
+
+
+def visit_runs(visits: Iterable[Visit]) -> list[Run]:
+    """Visits as runs, sorted by index inside a rollout; a sample visited twice stands twice."""
+    of_rollout: dict[RolloutId, list[Ints]] = defaultdict(list)
+    for visit in visits:
+        of_rollout[visit.rollout_id].append(visit.indices)
+    runs: list[Run] = []
+    for rollout_id, parts in of_rollout.items():
+        unique, counts = np.unique(np.concatenate(parts), return_counts=True)
+        while len(unique):
+            breaks = np.flatnonzero(np.diff(unique) != 1) + 1
+            for part in np.split(unique, breaks):
+                runs.append((rollout_id, int(part[0]), len(part)))
+            unique, counts = unique[counts > 1], counts[counts > 1] - 1
+    return runs
+
+
+def merge_runs(runs: Iterable[Run]) -> list[Run]:
+    """Consecutive runs of one rollout that continue each other as one run."""
+    merged: list[Run] = []
+    for rollout_id, first, n in runs:
+        if merged and merged[-1][0] == rollout_id and merged[-1][1] + merged[-1][2] == first:
+            merged[-1] = (rollout_id, merged[-1][1], merged[-1][2] + n)
+        else:
+            merged.append((rollout_id, first, n))
+    return merged
+
+
+def _true_runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.astype(np.int8), [0]))))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def _part(batch: Batch, start: int, stop: int) -> Batch:
+    if start == 0 and stop == batch.n:
+        return batch
+    truncated = batch.truncated
+    if truncated is not None:
+        truncated = truncated[(truncated >= start) & (truncated < stop)] - start
+    columns = {name: column[start:stop] for name, column in batch.columns.items()}
+    return Batch(batch.rollout_id, batch.first + start, stop - start, columns, truncated)
+
+
+def _truncated(batches: Sequence[Batch]) -> list[int] | None:
+    """Positions in the window's columns; None where one batch did not say."""
+    if not batches:
+        return None
+    positions: list[int] = []
+    offset = 0
+    for batch in batches:
+        if batch.truncated is None:
+            return None
+        positions.extend((batch.truncated + offset).tolist())
+        offset += batch.n
+    return sorted(positions)
