@@ -17,9 +17,14 @@ class Lengths(NamedTuple):
     mean: float
 
 
+def position(n: int, percent: int) -> int:
+    """Nearest rank among n sorted values, counted from 1: ``ceil(percent / 100 * n)``."""
+    return max(-(-percent * n // 100), 1)
+
+
 def percentile(ordered: Sequence[int], percent: int) -> int:
-    """The value at position ``ceil(percent / 100 * n)`` of the sorted values, counted from 1."""
-    return ordered[max(-(-percent * len(ordered) // 100), 1) - 1]
+    """The nearest-rank percentile of sorted values: a value that occurred."""
+    return ordered[position(len(ordered), percent) - 1]
 
 
 def summarize(values: Sequence[int]) -> Lengths:

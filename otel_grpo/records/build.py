@@ -137,6 +137,14 @@ def worker_figures(durations: Mapping[str, Sequence[int]]) -> dict[str, int | fl
     return _over_workers(calls, [sum(values) for values in durations.values()])
 
 
+def worker_totals(calls_and_sums: Mapping[str, Sequence[int]]) -> dict[str, int | float]:
+    """The same of a whole run, from ``{rank: [calls, summed duration]}``."""
+    return _over_workers(
+        sum(calls for calls, _ in calls_and_sums.values()),
+        [total for _, total in calls_and_sums.values()],
+    )
+
+
 def _over_workers(calls: int, sums: Sequence[int]) -> dict[str, int | float]:
     ordered = sorted(sums)
     return {

@@ -78,7 +78,7 @@ class Publication(msgspec.Struct, frozen=True):
     snapshot: dict[str, int | None] = {}
 
 
-class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
+class Memory(msgspec.Struct, frozen=True):
     """Readings of memory as columns of equal length, in bytes; null where a reading lacks a value.
 
     ``device`` is an index into the inventory of ``run.json``.
@@ -259,7 +259,7 @@ class RankCounts(msgspec.Struct, frozen=True):
     incomplete_windows: int
 
 
-class Totals(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """The totals of one attempt, derived from its lines. Absent: not known in any window."""
 
     status: RunStatus

@@ -1,0 +1,331 @@
+"""Totals of a run from its lines alone.
+
+The running process feeds each line that it wrote; `otel-grpo finish` feeds the lines of the files.
+Both get the same totals, because nothing but lines goes in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from msgspec import UNSET, structs
+
+from otel_grpo.core import lengths, memory, throughput
+from otel_grpo.records import build
+from otel_grpo.records.model import (
+    Attempt,
+    AttemptSummary,
+    Number,
+    PublicationCompleted,
+    RankCounts,
+    Record,
+    RolloutAttributes,
+    RolloutRecord,
+    RunAttributes,
+    RunRecord,
+    RunStatus,
+    RunTime,
+    Summary,
+    Totals,
+    WindowCounts,
+    WindowOpened,
+    WorkerLine,
+)
+
+FORMULA = "sum(tokens) * 1e9 / sum(work_ns * devices)"
+
+# Names of `metrics` that are summed as they are into a block of the totals.
+_SUMMED = {"time": "time.", "samples": "samples.", "tokens": "tokens.", "updates": "updates."}
+
+
+@dataclass
+class _Rate:
+    """Numerator and denominator of one throughput, each summed over the windows."""
+
+    tokens: int = 0
+    device_ns: int = 0
+
+    def value(self) -> float | None:
+        return throughput.rate(self.tokens, self.device_ns)
+
+
+@dataclass
+class TotalsBuilder:
+    """Totals of one attempt, fed line by line; its size does not grow with their number."""
+
+    records: dict[str, int] = field(
+        default_factory=lambda: {"train": 0, "rollout": 0, "run": 0}
+    )
+    run_record: RunRecord | None = None
+    iteration: int | None = None
+    last_ns: int = 0
+
+    def __post_init__(self) -> None:
+        self._sums: dict[str, Counter[str]] = defaultdict(Counter)
+        self._phases: dict[str, Counter[str]] = defaultdict(Counter)
+        self._windows: Counter[str] = Counter()
+        self._opened: set[int] = set()
+        self._pending_samples = 0
+        self._groups: int | None = None
+        self._publications = self._publications_pending = self._nonfinite = 0
+        self._values: dict[str, Counter[int]] = defaultdict(Counter)
+        self._peaks: dict[str, dict[Hashable, int]] = defaultdict(dict)
+        self._workers: dict[str, dict[str, list[int]]] = defaultdict(dict)
+        self._rates: dict[str, _Rate] = defaultdict(_Rate)
+        self._unknown_devices = False
+        self._complete_ranks = self._incomplete_ranks = 0
+        self._first_start: int | None = None
+        self._last_end = 0
+        self._windows_ns = 0
+
+    def add(self, record: Record) -> None:
+        """Count one line of ``metrics_raw.jsonl``."""
+        self.last_ns = max(self.last_ns, record.time_unix_ns)
+        if isinstance(record, RolloutRecord):
+            self.records["rollout"] += 1
+            self._add_window(record.iteration, record.metrics, record.attributes)
+        elif isinstance(record, RunRecord):
+            self.records["run"] += 1
+            self.run_record = record
+        else:
+            self.records["train"] += 1
+
+    def add_line(self, line: WorkerLine) -> None:
+        """Count one line of ``workers/``."""
+        if isinstance(line, WindowOpened):
+            self._opened.add(line.iteration)
+            self.last_ns = max(self.last_ns, line.start_ns)
+        elif isinstance(line, PublicationCompleted):
+            self._publications += 1
+            self._publications_pending -= 1
+            self.last_ns = max(self.last_ns, line.completed_ns)
+
+    def totals(self, attempt: Attempt, status: RunStatus, ended_ns: int) -> RunAttributes:
+        """The totals as they stand, for an attempt that ends at `ended_ns`."""
+        started = attempt.started_unix_ns
+        lost = 0 if status == "running" or self.run_record else len(self._opened)
+        return RunAttributes(
+            status=status,
+            started_unix_ns=started,
+            ended_unix_ns=ended_ns,
+            trainer=attempt.trainer,
+            world=attempt.world,
+            time=self._time(started, ended_ns),
+            windows=WindowCounts(
+                self._windows["complete"],
+                self._windows["partial"],
+                self._windows["aborted"] + lost,
+            ),
+            phases={phase: dict(sums) for phase, sums in sorted(self._phases.items())},
+            workers={
+                method: build.worker_totals(durations)
+                for method, durations in self._workers.items()
+            },
+            groups=UNSET if self._groups is None else self._groups,
+            samples=self._samples(),
+            tokens=dict(self._sums["tokens"]),
+            updates=dict(self._sums["updates"]),
+            publications=self._publications,
+            publications_pending=self._publications_pending,
+            length={
+                name: _lengths(self._values[name])
+                for name in ("prompt", "completion")
+                if self._values[name]
+            },
+            memory=self._memory(),
+            policy_lag=_extremes(self._values["policy_lag"]),
+            nonfinite=self._nonfinite,
+            throughput=self._throughput(),
+            ranks=RankCounts(attempt.world.size, self._complete_ranks, self._incomplete_ranks),
+            base=attempt.base,
+        )
+
+    def final(self, attempt: Attempt) -> RunAttributes:
+        """The totals of an attempt that is over: as its `run` record says, or killed."""
+        if self.run_record is not None:
+            said = self.run_record.attributes
+            return self.totals(attempt, said.status, said.ended_unix_ns)
+        return self.totals(attempt, "interrupted", max(self.last_ns, attempt.started_unix_ns))
+
+    def _add_window(
+        self, iteration: int | None, metrics: Mapping[str, Number], a: RolloutAttributes
+    ) -> None:
+        window = a.window
+        self._windows[window.status] += 1
+        self._first_start = (
+            window.start_ns if self._first_start is None else min(self._first_start, window.start_ns)
+        )
+        self._last_end = max(self._last_end, window.end_ns)
+        self._windows_ns += window.end_ns - window.start_ns
+        self.last_ns = max(self.last_ns, window.end_ns)
+        if iteration is not None:
+            self.iteration = max(self.iteration or 0, iteration)
+            self._opened.discard(iteration)
+        for name, value in metrics.items():
+            if not isinstance(value, int):
+                continue
+            for block, prefix in _SUMMED.items():
+                if name.startswith(prefix):
+                    self._sums[block][name[len(prefix) :]] += value
+            if name.startswith("phase."):
+                phase, _, key = name[len("phase.") :].rpartition(".")
+                self._phases[phase][key] += value
+        if (groups := metrics.get("groups")) is not None:
+            self._groups = (self._groups or 0) + int(groups)
+        self._pending_samples = int(metrics["samples.pending"] or 0)
+        self._publications += int(metrics["publications"] or 0)
+        self._publications_pending += int(metrics["publications.pending"] or 0)
+        self._nonfinite += int(metrics["nonfinite"] or 0)
+        for name in ("prompt", "completion"):
+            self._values[name].update(getattr(a, f"{name}_lengths") or ())
+        self._values["policy_lag"].update(a.policy_lag or ())
+        self._add_memory(a)
+        for method, durations in a.workers.items():
+            for rank, values in durations.items():
+                calls_and_sum = self._workers[method].setdefault(rank, [0, 0])
+                calls_and_sum[0] += len(values)
+                calls_and_sum[1] += sum(values)
+        self._add_rates(metrics, a)
+        if a.ranks.received == a.ranks.expected and not a.ranks.missing:
+            self._complete_ranks += 1
+        else:
+            self._incomplete_ranks += 1
+
+    def _add_memory(self, a: RolloutAttributes) -> None:
+        if a.memory is UNSET:
+            return
+        for column, (name, owner) in build.MEMORY_COLUMNS.items():
+            peaks = self._peaks[name]
+            found = memory.largest(build.memory_readings(a.memory, column, owner))
+            for key, value in found.items():
+                peaks[key] = max(value, peaks.get(key, value))
+
+    def _add_rates(self, metrics: Mapping[str, Number], a: RolloutAttributes) -> None:
+        if a.devices is UNSET:
+            self._unknown_devices = True
+            return
+        devices = build.device_count(a)
+        for name, tokens, ns, count in (
+            ("device", "tokens.total", "time.work_ns", devices),
+            ("device_wall", "tokens.total", "time.wall_ns", devices),
+            ("generation", "tokens.completion", "phase.generation.busy_ns",
+             build.device_count(a, build.GENERATE)),
+            ("train", "tokens.visited", "phase.policy_train.busy_ns",
+             build.device_count(a, build.TRAIN)),
+        ):  # fmt: skip
+            self._rates[name].tokens += int(metrics.get(tokens) or 0)
+            self._rates[name].device_ns += int(metrics.get(ns) or 0) * count
+
+    def _time(self, started: int, ended: int) -> RunTime:
+        wall = ended - started
+        first = ended if self._first_start is None else self._first_start
+        last = ended if self._first_start is None else self._last_end
+        startup, shutdown = first - started, ended - last
+        sums = self._sums["time"]
+        return RunTime(
+            wall_ns=wall,
+            startup_ns=startup,
+            windows_ns=self._windows_ns,
+            between_ns=wall - startup - self._windows_ns - shutdown,
+            shutdown_ns=shutdown,
+            log_ns=sums["log_ns"],
+            logical_ns=sums["logical_ns"],
+            work_ns=sums["work_ns"],
+            overlapped_ns=sums["overlapped_ns"],
+            unattributed_ns=sums["unattributed_ns"],
+        )
+
+    def _samples(self) -> dict[str, int | dict[str, int]]:
+        samples: dict[str, int | dict[str, int]] = {}
+        discarded: dict[str, int] = {}
+        for name, value in self._sums["samples"].items():
+            if name.startswith("discarded."):
+                discarded[name[len("discarded.") :]] = value
+            else:
+                samples[name] = value
+        samples["pending"] = self._pending_samples
+        samples["discarded"] = discarded
+        return samples
+
+    def _memory(self) -> dict[str, dict[str, int | float]]:
+        reduced = {name: memory.reduce(peaks.items()) for name, peaks in self._peaks.items()}
+        return {
+            name: build.memory_figures(figures)
+            for name, figures in reduced.items()
+            if figures is not None
+        }
+
+    def _throughput(self) -> dict[str, float | str]:
+        rates: dict[str, float | str] = {}
+        if not self._unknown_devices:
+            for name, needs in (
+                ("device", "total"),
+                ("device_wall", "total"),
+                ("generation", "completion"),
+                ("train", "visited"),
+            ):
+                value = self._rates[name].value()
+                if value is not None and needs in self._sums["tokens"]:
+                    rates[name] = value
+        rates["formula"] = FORMULA
+        return rates
+
+
+def summary_of(
+    totals: Totals,
+    *,
+    run_id: str,
+    attempt: int,
+    records: Mapping[str, int],
+    head: str | None,
+    attempts: Iterable[AttemptSummary] = (),
+    **more: object,
+) -> Summary:
+    """``summary.json`` from the totals of the latest attempt and the blocks of the earlier ones."""
+    return Summary(
+        **structs.asdict(totals),
+        run_id=run_id,
+        attempt=attempt,
+        records=dict(records),
+        head=head,
+        attempts=list(attempts),
+        **more,
+    )
+
+
+def earlier(totals: Totals, attempt: int, records: Mapping[str, int]) -> AttemptSummary:
+    """The block of an attempt that is not the latest any more."""
+    fields = {name: getattr(totals, name) for name in Totals.__struct_fields__}
+    return AttemptSummary(**fields, attempt=attempt, records=dict(records))
+
+
+def _lengths(counts: Counter[int]) -> dict[str, int | float]:
+    """Summary of merged lengths, given as ``{length: occurrences}``."""
+    n, total = counts.total(), sum(value * count for value, count in counts.items())
+    ordered = sorted(counts.items())
+
+    def at(percent: int) -> int:
+        position = lengths.position(n, percent)
+        for value, count in ordered:
+            position -= count
+            if position <= 0:
+                return value
+        raise AssertionError("a percentile lies among the values")
+
+    return {
+        "min": ordered[0][0],
+        "max": ordered[-1][0],
+        "p50": at(50),
+        "p90": at(90),
+        "p99": at(99),
+        "mean": total / n,
+    }
+
+
+def _extremes(counts: Counter[int]) -> dict[str, int | float]:
+    if not counts:
+        return {}
+    total = sum(value * count for value, count in counts.items())
+    return {"min": min(counts), "max": max(counts), "mean": total / counts.total()}
