@@ -1,0 +1,212 @@
+"""Identity and readings of devices, with a torch that is not one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from tests.devices.fake_torch import GIB, UNUSED, FakeDeviceModule, fake_torch, statistics
+
+from otel_grpo import devices
+from otel_grpo.records.model import Device
+
+HOST = socket.gethostname()
+CPU = Device(id=f"cpu:{HOST}:{os.getpid()}", kind="cpu", host=HOST)
+USED = statistics(1 * GIB, 2 * GIB, 3 * GIB, 4 * GIB, 9 * GIB)
+ASLEEP = statistics(0, 0, 0, 0, 9 * GIB)
+
+
+class Errors(list[tuple[str, str]]):
+    """An `on_error` that remembers."""
+
+    def __call__(self, place: str, error: Exception) -> None:
+        self.append((place, f"{type(error).__name__}: {error}"))
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts a module in torch's place."""
+    return lambda module: monkeypatch.setitem(sys.modules, "torch", module)
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_without_torch_the_process_is_one_cpu_device() -> None:
+    """`cpu:<host>:<pid>`, with host and process memory and nothing of an allocator."""
+    assert devices.inventory() == [CPU]
+    [reading] = devices.readings(3)
+    assert (reading.rank, reading.host, reading.pid, reading.device) == (3, HOST, os.getpid(), 0)
+    assert reading.process_rss and reading.host_used and reading.host_total
+    assert reading.allocator_allocated is None
+    assert reading.allocator_peak_reserved is None
+    assert reading.device_used is None
+    assert reading.device_total is None
+
+
+def test_torch_is_never_imported() -> None:
+    """A process that has not imported torch still hasn't after a reading."""
+    script = (
+        "import sys\n"
+        "from otel_grpo import devices\n"
+        "devices.readings(0, devices=devices.inventory())\n"
+        "raise SystemExit('torch' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_an_accelerator_that_is_not_initialised_is_not_touched(install: Any) -> None:
+    """Nothing is asked of it but whether it is initialised; the process is a cpu device."""
+    module = FakeDeviceModule([USED], initialised=False)
+    install(fake_torch(module))
+    assert devices.inventory() == [CPU]
+    assert devices.readings(0)[0].allocator_allocated is None
+    assert module.asked == []
+
+
+def test_a_torch_in_the_middle_of_its_import_is_no_accelerator(install: Any) -> None:
+    """The module is in `sys.modules` before it has any attribute."""
+    install(type(sys)("torch"))
+    assert devices.inventory() == [CPU]
+
+
+def test_a_torch_built_without_an_accelerator(install: Any) -> None:
+    module = fake_torch(FakeDeviceModule())
+    module.accelerator.current_accelerator = lambda: None
+    install(module)
+    assert devices.inventory() == [CPU]
+
+
+def test_one_rank_of_many_has_the_device_that_it_uses(install: Any) -> None:
+    """Eight devices are visible to each of eight ranks: only the used one is this rank's."""
+    uuids = [f"0000-{index}" for index in range(8)]
+    module = FakeDeviceModule([UNUSED] * 5 + [USED] + [UNUSED] * 2, uuids, current=5)
+    install(fake_torch(module))
+    inventory = devices.inventory()
+    assert inventory == [Device("GPU-0000-5", "cuda", HOST, "Fake H1", 96 * GIB)]
+    [reading] = devices.readings(5, devices=inventory)
+    assert reading.device == 0
+    assert reading.allocator_allocated == 1 * GIB
+    assert reading.allocator_reserved == 2 * GIB
+    assert reading.allocator_peak_allocated == 3 * GIB
+    assert reading.allocator_peak_reserved == 4 * GIB
+    assert reading.device_used == 36 * GIB
+    assert reading.device_total == 96 * GIB
+    # The driver is asked about no other device: that would create a context there.
+    assert {ask for ask in module.asked if ask.startswith("mem_get_info")} == {"mem_get_info 5"}
+
+
+def test_a_process_with_several_devices_has_a_reading_for_each(install: Any) -> None:
+    """`device` points into the inventory that was given, which may hold other ranks' devices."""
+    module = FakeDeviceModule([USED, UNUSED, USED], ["a", "b", "c"])
+    install(fake_torch(module))
+    assert [device.id for device in devices.inventory()] == ["GPU-a", "GPU-c"]
+    assert [reading.device for reading in devices.readings(0)] == [0, 1]
+    job = [Device("GPU-x", "cuda", "other"), Device("GPU-c", "cuda", HOST)]
+    assert [reading.device for reading in devices.readings(0, devices=job)] == [None, 1]
+
+
+def test_a_sleeping_device_is_still_the_process_s(install: Any) -> None:
+    """All memory given back, peaks reset by the trainer: 0 bytes are a true reading."""
+    module = FakeDeviceModule([UNUSED, ASLEEP], ["a", "b"])
+    install(fake_torch(module))
+    assert [device.id for device in devices.inventory()] == ["GPU-b"]
+    assert devices.readings(0)[0].allocator_reserved == 0
+
+
+def test_nothing_allocated_yet_is_the_current_device(install: Any) -> None:
+    """Its identity is known, its allocator has said nothing, its driver is not asked."""
+    module = FakeDeviceModule([UNUSED, UNUSED], ["a", "b"], current=1)
+    install(fake_torch(module))
+    assert [device.id for device in devices.inventory()] == ["GPU-b"]
+    [reading] = devices.readings(0)
+    assert reading.device == 0
+    assert reading.allocator_allocated is None
+    assert reading.device_used is None
+    assert not any(ask.startswith("mem_get_info") for ask in module.asked)
+
+
+def test_without_a_uuid_the_id_is_host_and_index(install: Any) -> None:
+    install(fake_torch(FakeDeviceModule([UNUSED, USED]), kind="xpu"))
+    assert devices.inventory() == [Device(f"{HOST}:1", "xpu", HOST, "Fake H1", 96 * GIB)]
+
+
+def test_an_older_torch_is_asked_by_its_cuda_module(install: Any) -> None:
+    """No `torch.accelerator` before 2.6."""
+    module = fake_torch(FakeDeviceModule([USED], ["a"]))
+    del module.accelerator
+    install(module)
+    assert [device.id for device in devices.inventory()] == ["GPU-a"]
+
+
+def test_a_failed_driver_reading_is_absent_and_told(install: Any) -> None:
+    """The allocator's figures are not lost with it."""
+    install(fake_torch(FakeDeviceModule([USED], ["a"], driver_error=RuntimeError("gone"))))
+    errors = Errors()
+    [reading] = devices.readings(0, on_error=errors)
+    assert errors == [("devices.torch.driver", "RuntimeError: gone")]
+    assert reading.device_used is None
+    assert reading.allocator_reserved == 2 * GIB
+
+
+def test_a_failed_allocator_reading_is_absent_and_told(install: Any) -> None:
+    """The device is then the current one; no figure of it becomes 0."""
+    install(fake_torch(FakeDeviceModule([USED], ["a"], allocator_error=RuntimeError("pluggable"))))
+    errors = Errors()
+    [reading] = devices.readings(0, on_error=errors)
+    assert errors == [("devices.torch.allocator", "RuntimeError: pluggable")]
+    assert reading.device == 0
+    assert reading.allocator_allocated is None
+
+
+def test_a_device_that_can_t_be_told_is_not_called_a_cpu(install: Any) -> None:
+    """No inventory and no device in the reading: unknown, not guessed."""
+    install(fake_torch(FakeDeviceModule([USED], ["a"], probe_error=RuntimeError("driver"))))
+    errors = Errors()
+    assert devices.inventory(on_error=errors) == []
+    [reading] = devices.readings(0, devices=[CPU], on_error=errors)
+    assert reading.device is None
+    assert reading.process_rss
+    assert errors == [("devices.torch.probe", "RuntimeError: driver")] * 2
+
+
+def test_failed_host_and_process_readings_are_absent_and_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> int:
+        raise PermissionError("hidden")
+
+    monkeypatch.setattr("otel_grpo.devices.host.host_memory", fail)
+    monkeypatch.setattr("otel_grpo.devices.host.process_rss", fail)
+    errors = Errors()
+    [reading] = devices.readings(0, on_error=errors)
+    assert reading.host_used is reading.host_total is reading.process_rss is None
+    assert {place for place, _ in errors} == {"devices.host", "devices.process"}
+
+
+def test_ctrl_c_in_a_reading_is_the_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only errors are swallowed: an interrupt passes."""
+
+    def interrupt() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("otel_grpo.devices.host.process_rss", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        devices.readings(0)
+
+
+def test_real_torch_on_a_cpu() -> None:
+    """Where torch is installed: it is looked at and its accelerator stays uninitialised."""
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("has an accelerator")
+    assert devices.inventory() == [CPU]
+    assert devices.readings(0)[0].allocator_allocated is None
+    assert not torch.cuda.is_initialized()
