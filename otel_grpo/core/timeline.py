@@ -116,7 +116,7 @@ def partition(spans: Sequence[Span], start: int, end: int, lane: int) -> Timelin
     by_phase: dict[str, list[_Node]] = defaultdict(list)
     for node in nodes:
         by_phase[node.phase].append(node)
-    for phase in top:
+    for phase in top.keys() | exposed.keys() - {LOG}:
         by_phase.setdefault(phase, [])
     log = [(node.start, node.end) for node in by_phase.get(LOG, ())]
     timeline.log_ns = measure(log)
