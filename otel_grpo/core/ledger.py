@@ -1,7 +1,7 @@
 """The account of samples, tokens and updates: each sample's tokens once, each visit every time.
 
-`Ledger` takes events as they happen and is cheap: it stores. `History` turns the events of a closed
-window into the evidence of its record, and knows the samples of earlier windows.
+`Ledger` takes events as they happen and is cheap: it stores. `resolve` turns the events of a closed
+window into the evidence of its record.
 """
 
 from __future__ import annotations
@@ -108,6 +108,7 @@ class Ledger:
         self.pending = 0
         self._waiting: list[Visit] = []  # visits that no update has taken yet, oldest first
         self._known: dict[RolloutId, list[tuple[int, int]]] = {}
+        self.trained = TrainedLengths()
 
     def consume(self, batch: Batch) -> int:
         """Count the samples of a batch that were never consumed before; returns their number.
@@ -124,6 +125,7 @@ class Ledger:
             part = _part(batch, start, stop)
             self.window.consumed.append(part)
             known.append((part.first, part.n))
+            self.trained.remember(part)
         return int(fresh.sum())
 
     def visit(self, visits: Iterable[Visit]) -> None:
@@ -197,86 +199,98 @@ class WindowCounts(NamedTuple):
         return "partial" if tail or unvisited or dropped else "complete"
 
 
-class History:
-    """Trained lengths of the samples of earlier windows, the oldest forgotten beyond a bound."""
+class TrainedLengths:
+    """Tokens under the loss mask of each sample, the oldest samples forgotten beyond a bound."""
 
     def __init__(self, bound: int = HISTORY_SAMPLES) -> None:
         self._bound = bound
         self._held = 0
-        self._rollouts: OrderedDict[tuple[RolloutId, int], npt.NDArray[np.int32]] = OrderedDict()
+        self._parts: OrderedDict[tuple[RolloutId, int], npt.NDArray[np.int32]] = OrderedDict()
         self._firsts: dict[RolloutId, list[int]] = defaultdict(list)
 
-    def resolve(self, events: WindowEvents) -> WindowCounts:
-        """The evidence of a window; its samples are history from now on."""
-        batches = events.consumed
-        visits = [np.zeros(batch.n, dtype=np.int64) for batch in batches]
-        earlier: dict[RolloutId, list[Ints]] = defaultdict(list)
-        of_rollout: dict[RolloutId, list[int]] = defaultdict(list)
-        for position, batch in enumerate(batches):
-            of_rollout[batch.rollout_id].append(position)
-        for visit in events.visits:
-            indices = visit.indices
-            for position in of_rollout.get(visit.rollout_id, ()):
-                batch = batches[position]
-                inside = (indices >= batch.first) & (indices < batch.first + batch.n)
-                visits[position] += np.bincount(indices[inside] - batch.first, minlength=batch.n)
-                indices = indices[~inside]
-            if len(indices):
-                earlier[visit.rollout_id].append(indices)
-        revisited = [
-            row
-            for rollout_id, parts in earlier.items()
-            for row in self._revisited(rollout_id, np.concatenate(parts))
-        ]
-        for batch in batches:
-            self._remember(batch)
-        columns = {
-            name: np.concatenate([batch.columns[name] for batch in batches])
-            for name in COLUMNS
-            if batches and all(name in batch.columns for batch in batches)
-        }
-        return WindowCounts(
-            samples=merge_runs((b.rollout_id, b.first, b.n) for b in batches),
-            columns=columns,
-            visit_counts=np.concatenate(visits) if visits else np.zeros(0, dtype=np.int64),
-            truncated=_truncated(batches),
-            revisited=revisited,
-        )
-
-    def _revisited(
-        self, rollout_id: RolloutId, indices: Ints
-    ) -> list[tuple[RolloutId, int, int, int, int | None]]:
-        unique, counts = np.unique(indices, return_counts=True)
-        lengths = [self._trained_length(rollout_id, int(index)) for index in unique]
-        rows: list[tuple[RolloutId, int, int, int, int | None]] = []
-        for index, count, trained in zip(unique.tolist(), counts.tolist(), lengths, strict=True):
-            if rows:
-                _, first, n, visits, tokens = rows[-1]
-                if first + n == index and visits == count and (tokens is None) == (trained is None):
-                    total = None if tokens is None or trained is None else tokens + trained
-                    rows[-1] = (rollout_id, first, n + 1, visits, total)
-                    continue
-            rows.append((rollout_id, index, 1, count, trained))
-        return rows
-
-    def _trained_length(self, rollout_id: RolloutId, index: int) -> int | None:
-        for first in self._firsts.get(rollout_id, ()):
-            lengths = self._rollouts[rollout_id, first]
-            if first <= index < first + len(lengths):
-                return int(lengths[index - first])
-        return None
-
-    def _remember(self, batch: Batch) -> None:
+    def remember(self, batch: Batch) -> None:
         trained = batch.columns.get("trained_lengths")
         if trained is None:
             return
-        self._rollouts[batch.rollout_id, batch.first] = trained.astype(np.int32)
+        self._parts[batch.rollout_id, batch.first] = trained.astype(np.int32)
         self._firsts[batch.rollout_id].append(batch.first)
         self._held += batch.n
         while self._held > self._bound:
-            (rollout_id, first), lengths = self._rollouts.popitem(last=False)
+            (rollout_id, first), lengths = self._parts.popitem(last=False)
             self._firsts[rollout_id].remove(first)
             self._held -= len(lengths)
+
+    def of(self, rollout_id: RolloutId, indices: Ints) -> Ints:
+        """Length of each sample, in order; -1 where it is not known. Shape of `indices`."""
+        lengths = np.full(len(indices), -1, dtype=np.int64)
+        for first in tuple(self._firsts.get(rollout_id, ())):
+            part = self._parts.get((rollout_id, first))
+            if part is not None:
+                inside = (indices >= first) & (indices < first + len(part))
+                lengths[inside] = part[indices[inside] - first]
+        return lengths
+
+    def total(self, visits: Iterable[Visit]) -> int | None:
+        """Tokens of one pass over all of them; None when one is not known."""
+        total = 0
+        for visit in visits:
+            lengths = self.of(visit.rollout_id, visit.indices)
+            if len(lengths) and int(lengths.min()) < 0:
+                return None
+            total += int(lengths.sum())
+        return total
+
+
+def resolve(events: WindowEvents, trained: TrainedLengths) -> WindowCounts:
+    """The evidence of a closed window."""
+    batches = events.consumed
+    visits = [np.zeros(batch.n, dtype=np.int64) for batch in batches]
+    of_rollout: dict[RolloutId, list[int]] = defaultdict(list)
+    for position, batch in enumerate(batches):
+        of_rollout[batch.rollout_id].append(position)
+    earlier: dict[RolloutId, list[Ints]] = defaultdict(list)
+    for visit in events.visits:
+        indices = visit.indices
+        for position in of_rollout.get(visit.rollout_id, ()):
+            batch = batches[position]
+            inside = (indices >= batch.first) & (indices < batch.first + batch.n)
+            visits[position] += np.bincount(indices[inside] - batch.first, minlength=batch.n)
+            indices = indices[~inside]
+        if len(indices):
+            earlier[visit.rollout_id].append(indices)
+    return WindowCounts(
+        samples=merge_runs((b.rollout_id, b.first, b.n) for b in batches),
+        columns={
+            name: np.concatenate([batch.columns[name] for batch in batches])
+            for name in COLUMNS
+            if batches and all(name in batch.columns for batch in batches)
+        },
+        visit_counts=np.concatenate(visits) if visits else np.zeros(0, dtype=np.int64),
+        truncated=_truncated(batches),
+        revisited=[
+            row
+            for rollout_id, parts in earlier.items()
+            for row in _revisited(rollout_id, np.concatenate(parts), trained)
+        ],
+    )
+
+
+def _revisited(
+    rollout_id: RolloutId, indices: Ints, trained: TrainedLengths
+) -> list[tuple[RolloutId, int, int, int, int | None]]:
+    """Rows of samples of earlier windows, neighbours with equal visits as one row."""
+    unique, counts = np.unique(indices, return_counts=True)
+    lengths = trained.of(rollout_id, unique)
+    known = lengths >= 0
+    breaks = np.diff(unique) != 1
+    breaks |= np.diff(counts) != 0
+    breaks |= known[1:] != known[:-1]
+    rows: list[tuple[RolloutId, int, int, int, int | None]] = []
+    for part in np.split(np.arange(len(unique)), np.flatnonzero(breaks) + 1):
+        start = part[0]
+        tokens = int(lengths[part].sum()) if known[start] else None
+        rows.append((rollout_id, int(unique[start]), len(part), int(counts[start]), tokens))
+    return rows
 
 
 def visit_runs(visits: Iterable[Visit]) -> list[Run]:

@@ -1,0 +1,80 @@
+"""Every name that leaves the process: spans, attributes, phases. Constants only.
+
+`rl.*` follows the proposal of the OpenTelemetry GenAI group (semantic-conventions-genai 88) where it
+speaks and extends it in its style where it does not. Standard names are used as they are.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+SCOPE = "otel_grpo"
+
+# --- resource: constant for the process
+SERVICE_NAME = "service.name"
+SERVICE_INSTANCE_ID = "service.instance.id"
+RL_SYSTEM = "rl.system"
+RL_SYSTEM_VERSION = "rl.system.version"
+RL_ALGORITHM = "rl.algorithm"
+RL_WORLD_SIZE = "rl.world_size"
+
+# --- every span: back ends split long traces, so each says where it belongs
+RUN_ID = "rl.run.id"
+ATTEMPT = "rl.run.attempt"
+ITERATION = "rl.loop.iteration"
+PHASE = "rl.phase"
+ROLE = "rl.role"
+RANK = "rl.rank"
+
+# --- spans
+SPAN_RUN = "rl.run"
+SPAN_LOOP = "rl.loop"
+SPAN_WORKER = "rl.worker."
+REWARD_NAME = "rl.reward.name"
+OWN = "rl.telemetry.own"
+OPTIMIZER_FUSED = "rl.optimizer.fused"
+DEVICE_SYNCED = "rl.device.synced"
+ERROR_TYPE = "error.type"
+
+# --- set on rl.loop before it ends (durations in seconds)
+OPTIMIZER_STEP = "rl.optimizer.step"
+DURATION = "rl.duration."
+SAMPLES_CONSUMED = "rl.samples.consumed"
+SAMPLES_VISITS = "rl.samples.visits"
+UPDATES_APPLIED = "rl.updates.applied"
+TOKENS = "rl.tokens"
+THROUGHPUT_DEVICE = "rl.throughput.device"
+WINDOW_STATUS = "rl.window.status"
+WEIGHTS_VERSION = "rl.weights.version"
+
+# --- phases
+GENERATION = "generation"
+REWARD = "reward"
+ADV_PIPELINE = "adv_pipeline"
+LOGPROB_OLD = "logprob_old"
+LOGPROB_REF = "logprob_ref"
+POLICY_TRAIN = "policy_train"
+OPTIMIZER = "optimizer"
+WEIGHT_SYNC = "weight_sync"
+DATA = "data"
+ROLLOUT_WAIT = "rollout_wait"
+CHECKPOINT = "checkpoint"
+EVALUATION = "evaluation"
+LOG = "log"
+
+# Name of the span of each phase; a phase that is not here has the span `rl.<phase>`.
+SPAN_OF_PHASE = MappingProxyType({
+    DATA: "rl.data",
+    ROLLOUT_WAIT: "rl.wait",
+    GENERATION: "rl.sample",
+    REWARD: "rl.reward",
+    ADV_PIPELINE: "rl.advantage",
+    LOGPROB_OLD: "rl.logprob",
+    LOGPROB_REF: "rl.logprob",
+    POLICY_TRAIN: "rl.train",
+    OPTIMIZER: "rl.optimizer_step",
+    WEIGHT_SYNC: "rl.sync",
+    CHECKPOINT: "rl.checkpoint",
+    EVALUATION: "rl.evaluation",
+    LOG: "rl.log",
+})

@@ -1,0 +1,108 @@
+"""Every interval of the run that may belong to a window, open ones included."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from otel_grpo import semconv
+
+
+@dataclass(slots=True)
+class Row:
+    """One span with a phase. Ids are numbers; ``end`` is None while it is open."""
+
+    id: int
+    parent: int | None
+    phase: str
+    start: int
+    end: int | None
+    lane: int
+    flags: int
+
+
+_TRAINING = frozenset({semconv.POLICY_TRAIN, semconv.OPTIMIZER})
+
+
+class Account:
+    """Rows of the open window. Calls come from any thread; each holds the lock for a moment."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[int, Row] = {}
+        self._closed: list[Row] = []
+        self._training: list[Row] = []
+        self._foreign = 0
+        self.collecting = False
+
+    def start(self, row: Row) -> None:
+        with self._lock:
+            self._open[row.id] = row
+
+    def end(self, span_id: int, end: int, flags: int) -> Row | None:
+        """Close a row; None if it never started (its phase was set later)."""
+        with self._lock:
+            row = self._open.pop(span_id, None)
+            if row is not None:
+                row.end = end
+                row.flags |= flags
+                self._keep(row)
+            return row
+
+    def add(self, row: Row) -> None:
+        """A row that is closed already."""
+        with self._lock:
+            self._keep(row)
+
+    def count_foreign(self) -> None:
+        with self._lock:
+            self._foreign += 1
+
+    def open_rows(self) -> list[Row]:
+        with self._lock:
+            return list(self._open.values())
+
+    def begin(self, start: int) -> None:
+        """A window opens at `start`: what ended before it is forgotten."""
+        with self._lock:
+            self._closed = [row for row in self._closed if row.end is None or row.end > start]
+            self._training = []
+            self.collecting = True
+
+    def take(self, end: int) -> tuple[list[Row], int]:
+        """The rows of the window that closes at `end`, and the number of foreign spans in it.
+
+        Rows that reach over the end have ``end`` None here, and come again in the next window.
+        """
+        with self._lock:
+            rows, later = [], []
+            for row in self._closed:
+                over = row.end is not None and row.end > end
+                if row.start < end:
+                    rows.append(_still_open(row) if over else row)
+                if over:
+                    later.append(row)
+            rows += [_still_open(row) for row in self._open.values() if row.start < end]
+            self._closed = later
+            self.collecting = False
+            foreign, self._foreign = self._foreign, 0
+        rows.sort(key=lambda row: (row.start, row.id))
+        return rows, foreign
+
+    def take_training(self) -> list[Row]:
+        """Rows of training and optimizer since the last call; open ones have ``end`` None."""
+        with self._lock:
+            rows, self._training = self._training, []
+            return rows + [
+                _still_open(row) for row in self._open.values() if row.phase in _TRAINING
+            ]
+
+    def _keep(self, row: Row) -> None:
+        if self.collecting:
+            self._closed.append(row)
+            if row.phase in _TRAINING:
+                self._training.append(row)
+
+
+def _still_open(row: Row) -> Row:
+    return Row(row.id, row.parent, row.phase, row.start, None, row.lane, row.flags)

@@ -1,0 +1,63 @@
+"""Nothing of ours may raise into the trainer: faults are swallowed, counted by place, told rarely."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import Counter
+from time import monotonic
+
+logger = logging.getLogger("otel_grpo")
+
+STRICT = "OTEL_GRPO_STRICT"
+_SECONDS_BETWEEN_LOGS = 60.0
+
+
+class ApiError(Exception):
+    """The public API was used in a way that has no meaning; raised in strict mode only."""
+
+
+class Guard:
+    """Counts faults by place. In strict mode (for tests) it raises them."""
+
+    def __init__(self, *, strict: bool | None = None) -> None:
+        self.strict = is_true(os.environ.get(STRICT)) if strict is None else strict
+        self.errors: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._told: dict[str, float] = {}
+
+    def fault(self, place: str, error: BaseException) -> None:
+        """An exception inside the plugin, or of a file or reading that it needs."""
+        if self._count(place) and not self.strict:
+            logger.warning("otel-grpo: %s failed (training goes on): %r", place, error)
+        if self.strict:
+            raise error
+
+    def misuse(self, what: str, message: str) -> None:
+        """A call of the public API that can't be honoured; warned about once."""
+        first = f"api.{what}" not in self.errors
+        self._count(f"api.{what}")
+        if self.strict:
+            raise ApiError(message)
+        if first:
+            logger.warning("otel-grpo: %s (counted; training goes on)", message)
+
+    def snapshot(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self.errors)
+
+    def _count(self, place: str) -> bool:
+        """Count; True when it may be told again."""
+        now = monotonic()
+        with self._lock:
+            self.errors[place] += 1
+            if now - self._told.get(place, -_SECONDS_BETWEEN_LOGS) < _SECONDS_BETWEEN_LOGS:
+                return False
+            self._told[place] = now
+            return True
+
+
+def is_true(value: str | None) -> bool:
+    """OpenTelemetry's rule for environment variables: only "true", in any case, is true."""
+    return value is not None and value.strip().lower() == "true"

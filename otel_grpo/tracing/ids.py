@@ -1,0 +1,35 @@
+"""Ids that no seed can repeat and that disturb no random stream."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+
+_IDS_OF_A_BLOCK = 512
+
+
+class UrandomIdGenerator(IdGenerator):
+    """Draws from the operating system, a block at a time; a fork child draws a new block.
+
+    The SDK's generator uses `random`: `random.seed(42)` on every rank gives equal ids on every
+    rank, and each span moves the trainer's random stream.
+    """
+
+    def __init__(self) -> None:
+        self._ids: Iterator[int] = iter(())
+        os.register_at_fork(after_in_child=self._forget)
+
+    def generate_span_id(self) -> int:
+        # `next` is one step under the interpreter's lock: two threads never get the same id.
+        while not (value := next(self._ids, 0)):
+            self._ids = iter(struct.unpack(f"{_IDS_OF_A_BLOCK}Q", os.urandom(8 * _IDS_OF_A_BLOCK)))
+        return value
+
+    def generate_trace_id(self) -> int:
+        return self.generate_span_id() << 64 | self.generate_span_id()
+
+    def _forget(self) -> None:
+        self._ids = iter(())

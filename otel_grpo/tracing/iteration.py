@@ -1,0 +1,287 @@
+"""One iteration of a user's loop: what happened in it, and which samples and updates it counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from otel_grpo.core.ledger import Batch, Samples, Visit
+from otel_grpo.tracing import sanitize
+from otel_grpo.tracing.phase import Phase
+from otel_grpo.tracing.publication import Publication
+from otel_grpo.tracing.update import Update
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from types import TracebackType
+
+    from otel_grpo.core.ledger import Ints, RolloutId
+    from otel_grpo.records.model import PublicationKind, WindowStatus
+    from otel_grpo.tracing.run import Run
+    from otel_grpo.tracing.window import Window
+
+
+class Iteration:
+    """Context manager around one consumed rollout batch, however many updates are made from it.
+
+    Inside another iteration it is that one: the mistake is counted and its calls reach the window
+    that is open. Every call is safe: what makes no sense is counted under ``api.*`` and warned about
+    once; only strict mode raises.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._window: Window | None = None
+        self._owner = False
+
+    def __enter__(self) -> Iteration:
+        return self.open()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(error=error)
+
+    def open(self, start_ns: int | None = None) -> Iteration:
+        """Open the window, at `start_ns` (Unix nanoseconds of the run's clock) or now."""
+        self._window, self._owner = self._run._open_window(start_ns)
+        return self
+
+    def close(
+        self,
+        *,
+        end_ns: int | None = None,
+        status: WindowStatus | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        """Close the window, at `end_ns` or now; with `error` or status `aborted` it is aborted."""
+        if not self._run.live:
+            return
+        window, self._window = self._window, None
+        if window is None:
+            self._run._misuse("iteration_closed", "an iteration was closed that is not open")
+        elif self._owner:
+            self._run._close_window(window, end_ns, status, error)
+
+    @property
+    def number(self) -> int | None:
+        """Windows are counted from 1; None once closed."""
+        return None if self._window is None else self._window.iteration
+
+    def phase(
+        self,
+        name: str,
+        *,
+        attributes: Mapping[str, Any] | None = None,
+        parent: Phase | None = None,
+        start_ns: int | None = None,
+    ) -> Phase:
+        """An interval of the phase `name` on the calling thread or task.
+
+        Args:
+            name: a canonical phase (``generation``, ``reward``, ``adv_pipeline``, ...) or your own.
+            attributes: of the span; tensors and objects are recorded by their type's name.
+            parent: the phase that this one is part of where the context does not tell: in threads.
+            start_ns: Unix nanoseconds of the run's clock; default: when it is entered.
+        """
+        return Phase(self._run, name, attributes, parent=parent, start_ns=start_ns)
+
+    def generated(self, rollout_id: RolloutId, n: int, *, first: int = 0) -> None:
+        """`n` completions were sampled, consumed later or not."""
+        with self._run._event("generated", self._window) as window:
+            if window is not None:
+                _natural(n, "n")
+                self._run.ledger.window.generated.append((_rollout(rollout_id), first, int(n)))
+
+    def consumed(
+        self,
+        rollout_id: RolloutId,
+        *,
+        prompt_lengths: Sequence[int] | None = None,
+        completion_lengths: Sequence[int] | None = None,
+        groups: Sequence[int] | None = None,
+        versions: int | Sequence[int] | None = None,
+        trained_lengths: Sequence[int] | None = None,
+        environment_lengths: Sequence[int] | None = None,
+        truncated: Sequence[bool] | None = None,
+        first: int = 0,
+        n: int | None = None,
+    ) -> Samples:
+        """The samples of one rollout that this iteration trains on; each counts once, ever.
+
+        Args:
+            rollout_id: names the rollout; each rollout needs its own id.
+            prompt_lengths: tokens of each sample's prompt. Shape (n,), Python or numpy integers;
+                tensors are refused, reading them would wait for the device.
+            completion_lengths: tokens that the model wrote, of each sample.
+            groups: the group (prompt) of each sample, as an integer.
+            versions: weights version that generated the samples: one for all, or one each.
+            trained_lengths: tokens under the loss mask, of each sample.
+            environment_lengths: tokens that tools or the environment wrote, of each sample.
+            truncated: whether each completion was cut off.
+            first: index of the first sample.
+            n: number of samples; only needed when no column is given.
+
+        Returns:
+            The ids of the samples, to slice into micro-batches: ``samples[0:8]``.
+        """
+        given = {
+            "prompt_lengths": prompt_lengths,
+            "completion_lengths": completion_lengths,
+            "trained_lengths": trained_lengths,
+            "environment_lengths": environment_lengths,
+            "group_ids": groups,
+        }
+        count = next((len(c) for c in given.values() if c is not None), n or 0)
+        with self._run._event("consumed", self._window) as window:
+            if window is not None:
+                columns = {name: _column(c, count, name) for name, c in given.items() if c is not None}
+                if versions is not None:
+                    columns["policy_lag"] = self._run.version - _versions(versions, count)
+                cut = None if truncated is None else np.flatnonzero(_flags(truncated, count))
+                batch = Batch(_rollout(rollout_id), int(first), count, columns, cut)
+                if self._run.ledger.consume(batch) < count:
+                    self._run._tell_replay(batch.rollout_id)
+        return Samples(rollout_id, range(first, first + count))
+
+    def trained(self, samples: Iterable[tuple[RolloutId, int]]) -> None:
+        """A forward and backward pass over samples: a visit of each."""
+        with self._run._event("trained", self._window) as window:
+            if window is not None:
+                self._run.ledger.visit(visits_of(samples))
+
+    def discarded(self, reason: str, n: int, *, tokens: int | None = None) -> None:
+        """`n` generated samples will never be trained on.
+
+        Args:
+            reason: ``stale``, ``filtered``, ``zero_advantage``, ``failed`` or your own.
+            n: number of samples.
+            tokens: their completion tokens, where known.
+        """
+        with self._run._event("discarded", self._window) as window:
+            if window is not None:
+                _natural(n, "n")
+                if tokens is not None:
+                    _natural(tokens, "tokens")
+                self._run.ledger.window.discarded.append((str(reason), int(n), tokens))
+
+    def padding(self, tokens: int) -> None:
+        """Padding tokens that were computed in this iteration."""
+        with self._run._event("padding", self._window) as window:
+            if window is not None:
+                _natural(tokens, "tokens")
+                events = self._run.ledger.window
+                events.padding = (events.padding or 0) + int(tokens)
+
+    def update(
+        self,
+        samples: Iterable[tuple[RolloutId, int]] | None = None,
+        *,
+        nominal: int | None = None,
+        start_ns: int | None = None,
+    ) -> Update:
+        """Context manager around one optimizer step, on all workers.
+
+        Args:
+            samples: the visits that it is made from; default: all since the last update.
+            nominal: samples of a full update; one of fewer samples is counted as `partial`.
+            start_ns: Unix nanoseconds of the run's clock; default: when it is entered.
+        """
+        count = None
+        if samples is not None:
+            with self._run._event("update", self._window):
+                count = sum(len(visit.indices) for visit in visits_of(samples))
+        return Update(self._run, count, nominal, start_ns)
+
+    def publication(
+        self,
+        version: int,
+        *,
+        kind: PublicationKind = "unknown",
+        started_ns: int | None = None,
+    ) -> Publication:
+        """New weights are due at the generator; call `completed` on the result when they are there.
+
+        Args:
+            version: of the weights, growing.
+            kind: ``in_place``, ``collective``, ``checkpoint``, ``ipc`` or ``unknown``.
+            started_ns: Unix nanoseconds of the run's clock; default: now.
+        """
+        now = self._run.clock.now() if started_ns is None else started_ns
+        publication = Publication(self._run, self.number or 0, int(version), kind, now)
+        with self._run._event("publication", self._window) as window:
+            if window is not None:
+                window.publications.append(publication)
+                self._run.version = max(self._run.version, int(version))
+        return publication
+
+    def memory(self) -> None:
+        """Read the memory of this process and its devices now."""
+        self._run.memory()
+
+
+def visits_of(samples: Iterable[tuple[RolloutId, int]]) -> list[Visit]:
+    """Ids as arrays per rollout, in the order given."""
+    if isinstance(samples, Samples):
+        return [Visit(_rollout(samples.rollout_id), np.asarray(samples.indices, dtype=np.int64))]
+    visits: list[Visit] = []
+    rollout: RolloutId | None = None
+    indices: list[int] = []
+    for rollout_id, index in samples:
+        if rollout_id != rollout and indices:
+            visits.append(Visit(_rollout(rollout), np.array(indices, dtype=np.int64)))
+            indices = []
+        rollout = rollout_id
+        indices.append(index)
+    if indices:
+        visits.append(Visit(_rollout(rollout), np.array(indices, dtype=np.int64)))
+    return visits
+
+
+def _rollout(rollout_id: RolloutId | None) -> RolloutId:
+    if isinstance(rollout_id, str):
+        return rollout_id[: sanitize.MAX_TEXT]
+    plain = sanitize.number(rollout_id)
+    if isinstance(plain, int):
+        return plain
+    raise ValueError(f"a rollout id is a string or an integer, not {type(rollout_id).__name__}")
+
+
+def _natural(value: int, name: str) -> None:
+    plain = sanitize.number(value)
+    if not isinstance(plain, int) or plain < 0:
+        raise ValueError(f"{name} is a whole number that is not negative")
+
+
+def _column(values: Sequence[int], n: int, name: str) -> Ints:
+    """One count per sample. Shape (n,)."""
+    # numpy would read a tensor, and a list of tensors, element by element.
+    for kind in {type(values), *map(type, values)}:
+        if kind.__module__.partition(".")[0] not in ("builtins", "numpy", "array"):
+            raise ValueError(f"{name}: give Python or numpy integers, not {kind.__name__}")
+    column = np.asarray(values)
+    if column.shape != (n,):
+        raise ValueError(f"{name}: {column.shape} is not one number for each of {n} samples")
+    if column.dtype.kind not in "iu" and n:
+        raise ValueError(f"{name}: whole numbers are needed")
+    column = column.astype(np.int64)
+    if n and name != "group_ids" and int(column.min()) < 0:
+        raise ValueError(f"{name}: a negative count")
+    return column
+
+
+def _versions(versions: int | Sequence[int], n: int) -> Ints:
+    plain = sanitize.number(versions)
+    if isinstance(plain, int):
+        return np.full(n, plain, dtype=np.int64)
+    return _column(versions, n, "versions")  # type: ignore[arg-type]
+
+
+def _flags(values: Sequence[bool], n: int) -> Ints:
+    if len(values) != n:
+        raise ValueError(f"truncated: {len(values)} values for {n} samples")
+    return np.asarray(values, dtype=bool)  # type: ignore[return-value]

@@ -1,0 +1,105 @@
+"""The span processor: accounts for every span with a phase, whoever made it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.trace import StatusCode
+
+from otel_grpo import semconv
+from otel_grpo.records.model import (
+    ERROR,
+    FOREIGN,
+    FUSED_OPTIMIZER,
+    NOT_DEVICE_SYNCED,
+    OWN_LOG,
+)
+from otel_grpo.tracing import lanes
+from otel_grpo.tracing.account import Account, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from opentelemetry.context import Context
+    from opentelemetry.util.types import AttributeValue
+
+    from otel_grpo.tracing.guard import Guard
+
+
+class AccountProcessor(SpanProcessor):
+    """Feeds the account as spans start and end, and hands ended spans on to be written.
+
+    Runs on the caller's thread; nothing may be raised from here, it would reach the trainer.
+    """
+
+    def __init__(
+        self, account: Account, guard: Guard, write: Callable[[ReadableSpan], None]
+    ) -> None:
+        self._account = account
+        self._guard = guard
+        self._write = write
+        self.live = True
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        if not self.live:
+            return
+        try:
+            attributes = span.attributes
+            if attributes is not None and (phase := attributes.get(semconv.PHASE)) is not None:
+                self._account.start(_row(span, str(phase), attributes))
+        except Exception as error:
+            self._guard.fault("processor.on_start", error)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if not self.live:
+            return
+        try:
+            self._account_end(span)
+            self._write(span)
+        except Exception as error:
+            self._guard.fault("processor.on_end", error)
+
+    def shutdown(self) -> None:
+        """The run closes its files itself; the provider may outlive it."""
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return True
+
+    def _account_end(self, span: ReadableSpan) -> None:
+        attributes = span.attributes or {}
+        phase = attributes.get(semconv.PHASE)
+        if phase is None:
+            if _is_foreign(span):
+                self._account.count_foreign()
+            return
+        end = span.end_time or 0
+        row = self._account.end(span.context.span_id, end, _flags(span, attributes))
+        if row is None:  # the phase was set after the start
+            row = _row(span, str(phase), attributes)
+            row.end, row.flags = end, row.flags | _flags(span, attributes)
+            self._account.add(row)
+
+
+def _row(span: ReadableSpan, phase: str, attributes: Mapping[str, AttributeValue]) -> Row:
+    flags = FOREIGN if _is_foreign(span) else 0
+    if attributes.get(semconv.OWN):
+        flags |= OWN_LOG
+    parent = None if span.parent is None else span.parent.span_id
+    return Row(
+        span.context.span_id, parent, phase, span.start_time or 0, None, lanes.current(), flags
+    )
+
+
+def _flags(span: ReadableSpan, attributes: Mapping[str, AttributeValue]) -> int:
+    flags = ERROR if span.status.status_code is StatusCode.ERROR else 0
+    if attributes.get(semconv.OPTIMIZER_FUSED):
+        flags |= FUSED_OPTIMIZER
+    if attributes.get(semconv.DEVICE_SYNCED) is False:
+        flags |= NOT_DEVICE_SYNCED
+    return flags
+
+
+def _is_foreign(span: ReadableSpan) -> bool:
+    scope = span.instrumentation_scope
+    return scope is None or scope.name != semconv.SCOPE

@@ -1,0 +1,42 @@
+"""A private tracer provider that records every span, whatever steers the exporters."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler
+
+from otel_grpo import semconv
+from otel_grpo.tracing.ids import UrandomIdGenerator
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class RecordingProvider(TracerProvider):
+    """The files hold all spans: neither a sampler nor ``OTEL_SDK_DISABLED`` reaches them.
+
+    Exporters are shut down by the run, within a bound: the provider does nothing at exit.
+    """
+
+    def __init__(self, resource: Resource, sampler: Sampler = ALWAYS_ON) -> None:
+        super().__init__(
+            resource=resource,
+            sampler=sampler,
+            id_generator=UrandomIdGenerator(),
+            shutdown_on_exit=False,
+        )
+        # The SDK reads OTEL_SDK_DISABLED in its constructor and then hands out no-op tracers.
+        self._disabled = False
+
+
+def resource(attributes: Mapping[str, str | int | None]) -> Resource:
+    """The standard resource of the environment with ours; OTEL_SERVICE_NAME wins over the default."""
+    known = {key: value for key, value in attributes.items() if value is not None}
+    base = Resource.create({semconv.SERVICE_INSTANCE_ID: str(uuid.uuid4())})
+    if str(base.attributes.get(semconv.SERVICE_NAME, "")).startswith("unknown_service"):
+        known[semconv.SERVICE_NAME] = "otel-grpo"
+    return base.merge(Resource(known))

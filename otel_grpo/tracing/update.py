@@ -1,0 +1,71 @@
+"""One optimizer step: it counts as applied when its block ends without an error, never before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from otel_grpo import semconv
+from otel_grpo.tracing.phase import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from otel_grpo.core.ledger import Visit
+    from otel_grpo.tracing.run import Run
+
+
+class Update:
+    """Context manager around the step on every worker, with all their results collected inside."""
+
+    def __init__(
+        self,
+        run: Run,
+        samples: list[Visit] | int | None,
+        nominal: int | None,
+        start_ns: int | None = None,
+    ) -> None:
+        self.nominal = nominal
+        self.samples = samples
+        self.status = "applied"
+        self.reason: str | None = None
+        self.ranks: tuple[int, ...] = ()
+        self.phase = Phase(run, semconv.OPTIMIZER, start_ns=start_ns)
+        self._run = run
+        self._open = False
+
+    def __enter__(self) -> Update:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop(error)
+
+    def start(self) -> Update:
+        self._open = True
+        self._run._update_starts()
+        self.phase.start()
+        return self
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """End of the step; with `error` the update failed."""
+        if not self._open:
+            self._run._misuse("update_closed", "an update was ended that is not open")
+            return
+        self._open = False
+        if error is not None:
+            self.fail(type(error).__qualname__)
+        self._run._update_ends(self, error)
+
+    def skip(self, reason: str) -> None:
+        """The step changed no weights: gradient overflow, a gradient that is not finite."""
+        self.status, self.reason = "skipped", reason
+
+    def fail(self, reason: str, ranks: Sequence[int] = ()) -> None:
+        """A worker reported a failure; `ranks` names those that did."""
+        self.status, self.reason = "failed", reason
+        self.ranks = tuple(ranks) or self.ranks

@@ -1,0 +1,69 @@
+"""The open window of a run and what is left of it when it is closed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span
+
+    from otel_grpo.core.ledger import WindowEvents
+    from otel_grpo.tracing.account import Row
+    from otel_grpo.tracing.publication import Publication
+
+
+class Reading(Protocol):
+    """One reading of memory, in bytes; None where it is not known (see `otel_grpo.devices`)."""
+
+    rank: int
+    host: str
+    pid: int
+    device: int | None
+    allocator_allocated: int | None
+    allocator_reserved: int | None
+    allocator_peak_allocated: int | None
+    allocator_peak_reserved: int | None
+    device_used: int | None
+    device_total: int | None
+    process_rss: int | None
+    host_used: int | None
+    host_total: int | None
+
+
+@dataclass(slots=True)
+class Window:
+    """One iteration while it is open."""
+
+    iteration: int
+    start_ns: int
+    lane: int
+    span: Span
+    context: Context
+    attributes: dict[str, Any]  # of every span in it
+    publications: list[Publication] = field(default_factory=list)
+    readings: list[tuple[int, Reading]] = field(default_factory=list)
+    workers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    nonfinite: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ClosedWindow:
+    """A window whose record is not written yet: all that the record is built from."""
+
+    window: Window
+    end_ns: int
+    aborted: bool
+    error: BaseException | None
+    rows: list[Row]
+    foreign_spans: int
+    events: WindowEvents
+    applied: int
+    deadline_ns: int | None = None  # set when the next window has closed
+
+    @property
+    def waits(self) -> bool:
+        """Whether a publication of this window is not confirmed yet."""
+        return any(publication.completed_ns is None for publication in self.window.publications)
