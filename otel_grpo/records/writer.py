@@ -1,0 +1,624 @@
+"""The one thread that owns the files of this process.
+
+The training thread hands items over with `Writer.put`, which takes a short lock and never touches a
+file; a daemon thread builds the lines and writes them. What a process that ends without Python's
+exit (SIGKILL, ``os._exit``) may lose is therefore what stands in the queue:
+
+* items of plain sinks (records, flat lines, worker lines) wake the thread at once: their usual age
+  in the queue is what it takes to build and write one line, about a millisecond for small records;
+* items of a batched sink (spans) are collected and written every `COLLECT_S` (0.2 s), or as soon as
+  half of the sink's bound is reached;
+* no more than the bound of each sink, see `BOUNDS`. What comes on top is dropped and counted
+  (``queue_full``).
+
+No line is synced to the device on its own: a line that was written survives the end of the process,
+but not a power cut. Every file is synced once, when the writer is closed.
+
+Each line is one ``write()`` on an ``O_APPEND`` descriptor. A line that the disk took only in part is
+taken back, so that a file holds whole lines only; later lines are tried again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from otel_grpo.records.model import SinkCounts
+
+#: Items that may wait, per sink: the most that a SIGKILL can cost.
+BOUNDS = {"metrics_raw": 512, "metrics": 2048, "workers": 4096, "spans": 16384}
+#: How long items of a batched sink are collected, and how often the thread looks around.
+COLLECT_S = 0.2
+#: Items of a batched sink that stand in one line.
+BATCH = 512
+#: Without any progress for this long, `Writer.close` gives up: the file system hangs.
+STALL_S = 3.0
+
+QUEUE_FULL = "queue_full"
+CLOSED = "closed"
+ERROR = "error"
+NOT_OURS = "not_ours"
+
+_encoder = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Where a kind of items goes.
+
+    * ``encode``: makes one line of up to `BATCH` items (a batched sink).
+    * ``chained``: the items are records; the writer sets their ``seq`` and ``prev``.
+    * ``new_only``: a file of that name that exists already is not ours and is left alone (reason
+      ``not_ours``); ``on_created`` is told when we made it.
+    * ``lost``: no file can be had: every item is dropped for this reason.
+    """
+
+    name: str
+    path: Path | None
+    bound: int
+    encode: Callable[[list[Any]], bytes] | None = None
+    chained: bool = False
+    new_only: bool = False
+    on_created: Callable[[], None] | None = None
+    lost: str | None = None
+
+    @classmethod
+    def nowhere(cls, name: str, reason: str) -> Sink:
+        """A sink that only counts what is lost: there is no run directory."""
+        return cls(name, None, 0, lost=reason)
+
+
+class OnError(Protocol):
+    """Told of an exception of ours or of a callback, with the place where it happened."""
+
+    def __call__(self, place: str, error: BaseException, /) -> object: ...
+
+
+class OnWarning(Protocol):
+    """Told once per sink and reason that lines are lost."""
+
+    def __call__(self, sink: str, reason: str, message: str, /) -> object: ...
+
+
+class AfterWrite(Protocol):
+    """Told of each written struct, on the writer thread; the hash is None in unchained sinks."""
+
+    def __call__(self, sink: str, item: Any, line_hash: str | None, /) -> object: ...
+
+
+class Writer:
+    """Writes the lines of one process, in the order of the `put` calls (batched sinks apart).
+
+    `put` takes bytes (a line without its end), a msgspec struct, or a callable without arguments
+    that returns one of these, a list of them, or None, and that runs on the writer thread. All
+    callbacks run on the writer thread as well; an exception in any of them is counted, never
+    raised.
+
+    Call `start` from the process that trains, before its exit begins: no thread can be started
+    from ``atexit``. In a forked child the writer is dead: it writes nothing and `put` is False.
+    """
+
+    def __init__(
+        self,
+        sinks: Iterable[Sink],
+        *,
+        seq: int = 0,
+        prev: str | None = None,
+        on_error: OnError | None = None,
+        on_warning: OnWarning | None = None,
+        after_write: AfterWrite | None = None,
+        tick: Callable[[], object] | None = None,
+        tick_s: float = 1.0,
+    ) -> None:
+        self._states = {sink.name: _State(sink) for sink in sinks}
+        self._batched = [state for state in self._states.values() if state.sink.encode is not None]
+        self._seq = seq
+        self._prev = prev
+        self._on_error = on_error
+        self._on_warning = on_warning
+        self._after_write = after_write
+        self._tick = tick
+        self._tick_s = tick_s
+        self._queue: deque[_Entry] = deque()
+        self._thread: threading.Thread | None = None
+        self._thread_id = 0
+        self._progress = 0
+        self._set_up_locks()
+        self._closing = False  # only the writer thread may put any more
+        self._over = False  # not even the writer thread
+        self._dead = False
+        _live.add(self)
+
+    def _set_up_locks(self) -> None:
+        # Reentrant, because the garbage collector or a signal handler may end a span, and so call
+        # `put`, on a thread that is inside this very lock.
+        self._lock = threading.RLock()
+        # A bare lock as the bell, for the same reason: ringing is one atomic call.
+        self._bell = threading.Lock()
+        self._bell.acquire()
+        self._done = threading.Event()
+
+    # --- the training thread -------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread. What was put before is written now."""
+        if self._thread is None and not self._dead:
+            self._thread = threading.Thread(target=self._run, name="otel-grpo-writer", daemon=True)
+            self._thread.start()
+
+    def put(self, name: str, item: Any) -> bool:
+        """Hand an item over; False if it was dropped. Never blocks on a file."""
+        if self._dead:
+            return False
+        state = self._states[name]
+        with self._lock:
+            state.created += 1
+            if state.pending >= state.bound or self._refuses():
+                state.gap += 1
+                lost = self._refusal(state)
+                state.drop(1, lost)
+            else:
+                state.pending += 1
+                if state.batch is not None:
+                    state.batch.append(item)
+                    if state.pending != state.half:
+                        return True
+                else:
+                    gap, state.gap = state.gap, 0
+                    self._queue.append(_Entry(state, gap, item))
+                lost = None
+        if lost is None:
+            self._ring()
+        return lost is None
+
+    def call(self, work: Callable[[], object]) -> bool:
+        """Run ``work`` on the writer thread, in the order of the plain items; False if closed."""
+        with self._lock:
+            if self._dead or self._refuses():
+                return False
+            self._queue.append(_Entry(None, 0, work))
+        self._ring()
+        return True
+
+    def counts(self) -> dict[str, SinkCounts]:
+        """The counts by sink; created = written + dropped + pending at every instant."""
+        with self._lock:
+            return {name: state.counts() for name, state in self._states.items()}
+
+    @property
+    def head(self) -> str | None:
+        """Hash of the last line of the chained sink."""
+        return self._prev
+
+    @property
+    def next_seq(self) -> int:
+        """The ``seq`` that the next record gets if none was dropped before it."""
+        return self._seq
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until all that was put before is written; False at the timeout or without progress."""
+        if self._dead:
+            return True  # a forked child has nothing of its own to write
+        if self._thread is None or self._on_own_thread():
+            return False
+        written = threading.Event()
+
+        def barrier() -> None:
+            self._write_batches()
+            written.set()
+
+        return self.call(barrier) and self._wait(written, timeout, STALL_S)
+
+    def close(self, timeout: float | None = None, stall: float = STALL_S) -> bool:
+        """Write what is left, sync and close the files, end the thread; True if all was done.
+
+        Waits as long as there is progress, at most ``timeout`` seconds. After ``stall`` seconds
+        without progress it leaves: the thread is a daemon, and `counts` says what is pending.
+        """
+        if self._dead:
+            return True
+        if self._on_own_thread():
+            return False
+        with self._lock:
+            self._closing = True
+        if self._thread is None:
+            return not any(state.pending for state in self._states.values())
+        self._ring()
+        return self._wait(self._done, timeout, stall)
+
+    def _wait(self, event: threading.Event, timeout: float | None, stall: float) -> bool:
+        start = moved = time.monotonic()
+        seen = self._progress
+        while not event.wait(0.02):
+            now = time.monotonic()
+            if self._progress != seen:
+                seen, moved = self._progress, now
+            if now - moved >= stall or (timeout is not None and now - start >= timeout):
+                return event.is_set()
+        return True
+
+    def _refuses(self) -> bool:
+        # Work that is done while the writer closes may still put: its lines belong to the run.
+        return self._closing and (self._over or not self._on_own_thread())
+
+    def _refusal(self, state: _State) -> str:
+        if state.sink.lost is not None:
+            return state.sink.lost
+        return CLOSED if self._refuses() else QUEUE_FULL
+
+    def _on_own_thread(self) -> bool:
+        return threading.get_ident() == self._thread_id
+
+    def _ring(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it rings already
+            self._bell.release()
+
+    # --- the writer thread ---------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._thread_id = threading.get_ident()
+        next_tick = next_batch = time.monotonic()
+        while True:
+            self._bell.acquire(timeout=COLLECT_S)
+            closing = self._closing
+            self._drain()
+            now = time.monotonic()
+            if closing or now >= next_batch or any(s.pending >= s.half for s in self._batched):
+                self._write_batches()
+                next_batch = time.monotonic() + COLLECT_S
+            if self._tick is not None and now >= next_tick and not closing:
+                self._guarded("writer.tick", self._tick)
+                next_tick = time.monotonic() + self._tick_s
+            self._warn_of_full_queues()
+            if closing and self._nothing_left():
+                break
+        for state in self._states.values():
+            self._close_file(state)
+        self._done.set()
+
+    def _nothing_left(self) -> bool:
+        with self._lock:
+            self._over = not self._queue and not any(state.batch for state in self._batched)
+            return self._over
+
+    def _drain(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queue:
+                    return
+                entry = self._queue.popleft()
+            if entry.state is None:
+                self._guarded("writer.call", entry.item)
+            else:
+                self._seq += entry.gap
+                self._write_entry(entry.state, entry.item)
+            self._progress += 1
+
+    def _write_entry(self, state: _State, item: Any) -> None:
+        if callable(item):
+            try:
+                made = item()
+            except BaseException as error:
+                self._report(f"writer.{state.sink.name}", error)
+                self._seq += state.sink.chained
+                self._settle(state, 1, ERROR)
+                return
+            items = made if isinstance(made, list) else [] if made is None else [made]
+            with self._lock:  # one item was counted when it was put
+                state.created += len(items) - 1
+                state.pending += len(items) - 1
+        else:
+            items = [item]
+        for one in items:
+            self._write_item(state, one)
+
+    def _write_item(self, state: _State, item: Any) -> None:
+        chained = state.sink.chained
+        try:
+            if chained:
+                seq, self._seq = self._seq, self._seq + 1  # lost below or not, it is used up
+                item.seq, item.prev = seq, self._prev
+            line = item if isinstance(item, bytes) else _encoder.encode(item)
+        except BaseException as error:
+            self._report(f"writer.{state.sink.name}", error)
+            self._settle(state, 1, ERROR)
+            return
+        if not self._write_line(state, line, 1):
+            return
+        line_hash = None
+        if chained:
+            line_hash = self._prev = hashlib.sha256(line).hexdigest()
+        after = self._after_write
+        if after is not None and not isinstance(item, bytes):
+            self._guarded("writer.after_write", lambda: after(state.sink.name, item, line_hash))
+
+    def _write_batches(self) -> None:
+        for state in self._batched:
+            # A snapshot of the number, so that a flood of new items can't hold the thread here.
+            left = len(state.batch or ())
+            while left > 0:
+                with self._lock:
+                    take = min(left, BATCH)
+                    items = [state.batch.popleft() for _ in range(take)]  # type: ignore[union-attr]
+                left -= take
+                self._write_batch(state, items)
+
+    def _write_batch(self, state: _State, items: list[Any]) -> None:
+        encode = state.sink.encode
+        assert encode is not None
+        try:
+            line = encode(items)
+        except BaseException as error:
+            if len(items) > 1:  # only the items that can't be written are lost
+                for item in items:
+                    self._write_batch(state, [item])
+                return
+            self._report(f"writer.{state.sink.name}", error)
+            self._settle(state, 1, ERROR)
+        else:
+            self._write_line(state, line, len(items))
+        self._progress += 1
+
+    def _write_line(self, state: _State, line: bytes, n: int) -> bool:
+        if b"\n" in line:
+            self._report(f"writer.{state.sink.name}", ValueError("a line holds a line end"))
+            reason: str | None = ERROR
+        else:
+            try:
+                reason = state.file.write(line)
+            except BaseException as error:  # not of the disk: a fault of ours
+                self._report(f"writer.{state.sink.name}", error)
+                reason = ERROR
+        self._settle(state, n, reason)
+        return reason is None
+
+    def _settle(self, state: _State, n: int, reason: str | None) -> None:
+        with self._lock:
+            state.pending -= n
+            if reason is None:
+                state.written += n
+                return
+            state.drop(n, reason)
+        if reason != ERROR:  # an error was reported with its place
+            self._warn_once(state, reason, f"cannot write ({reason}), lines are lost")
+
+    def _warn_of_full_queues(self) -> None:
+        for state in self._states.values():
+            if QUEUE_FULL in state.reasons:
+                self._warn_once(state, QUEUE_FULL, "the disk is too slow, lines are lost")
+
+    def _warn_once(self, state: _State, reason: str, what: str) -> None:
+        warn = self._on_warning
+        if warn is None or reason in state.warned:
+            return
+        state.warned.add(reason)
+        message = f"{state.sink.path}: {what}; training goes on"
+        self._guarded("writer.warning", lambda: warn(state.sink.name, reason, message))
+
+    def _close_file(self, state: _State) -> None:
+        try:
+            state.file.close()
+        except OSError as error:
+            reason = errno_name(error)
+            self._warn_once(state, f"sync {reason}", f"cannot sync ({reason}), lines may be lost")
+        self._progress += 1
+
+    def _guarded(self, place: str, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self._report(place, error)
+
+    def _report(self, place: str, error: BaseException) -> None:
+        if self._on_error is not None:
+            with contextlib.suppress(BaseException):
+                self._on_error(place, error)
+
+    # --- a forked child ------------------------------------------------------------------------
+
+    def _die_in_child(self) -> None:
+        self._dead = True
+        self._set_up_locks()  # the parent's may be held by threads that do not exist here
+        self._queue = deque()
+        for state in self._states.values():
+            state.file.abandon()
+            if state.batch is not None:
+                state.batch = deque()
+
+
+class _Entry:
+    """One thing to do on the writer thread; ``gap`` records were dropped right before it."""
+
+    __slots__ = ("gap", "item", "state")
+
+    def __init__(self, state: _State | None, gap: int, item: Any) -> None:
+        self.state = state
+        self.gap = gap
+        self.item = item
+
+
+class _State:
+    """A sink with its counts and its file. The counts change under the writer's lock only."""
+
+    __slots__ = (
+        "batch", "bound", "created", "dropped", "file", "gap", "half", "pending", "reasons", "sink",
+        "warned", "written",
+    )  # fmt: skip
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.file = _File(sink)
+        self.bound = sink.bound if sink.lost is None else 0
+        self.half = max(1, sink.bound // 2)
+        self.batch: deque[Any] | None = deque() if sink.encode is not None else None
+        self.gap = 0
+        self.created = self.written = self.dropped = self.pending = 0
+        self.reasons: dict[str, int] = {}
+        self.warned: set[str] = set()
+
+    def drop(self, n: int, reason: str) -> None:
+        self.dropped += n
+        self.reasons[reason] = self.reasons.get(reason, 0) + n
+
+    def counts(self) -> SinkCounts:
+        return SinkCounts(
+            created=self.created,
+            written=self.written,
+            dropped=self.dropped,
+            pending=self.pending,
+            reasons=dict(self.reasons),
+        )
+
+
+class _File:
+    """An append-only file of whole lines, opened at its first line."""
+
+    __slots__ = ("_cut", "_fd", "_prefix", "_sink")
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._fd: int | None = None
+        self._prefix = b""
+        self._cut: int | None = None
+
+    def write(self, line: bytes) -> str | None:
+        """Append one line; None if it is whole in the file, else why it is not."""
+        done = 0
+        fd: int | None = None
+        before = 0
+        try:
+            if self._fd is None:
+                self._fd = self._open()
+            fd = self._fd
+            if self._cut is not None:
+                os.ftruncate(fd, self._cut)
+                self._cut = None
+            before = os.fstat(fd).st_size
+            data = memoryview(self._prefix + line + b"\n")
+            while done < len(data):
+                n = os.write(fd, data[done:])
+                if n == 0:
+                    raise OSError(errno.EIO, "nothing was written")
+                done += n
+        except FileExistsError:
+            return NOT_OURS
+        except OSError as error:
+            if done and fd is not None:
+                self._take_back(fd, before)
+            return errno_name(error)
+        self._prefix = b""
+        return None
+
+    def _open(self) -> int:
+        path = self._sink.path
+        assert path is not None
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        if self._sink.new_only:
+            flags |= os.O_EXCL
+        try:
+            fd = os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            os.mkdir(path.parent, 0o700)
+            fd = os.open(path, flags, 0o600)
+        if self._sink.on_created is not None:
+            with contextlib.suppress(OSError):
+                self._sink.on_created()
+        status = os.fstat(fd)
+        if stat.S_ISREG(status.st_mode) and status.st_size:
+            # An earlier attempt was killed in its last line: close it by a line end, in the same
+            # write as our first line, and leave the rest as it is.
+            if os.pread(fd, 1, status.st_size - 1) != b"\n":
+                self._prefix = b"\n"
+        return fd
+
+    def _take_back(self, fd: int, length: int) -> None:
+        """Remove our own unfinished line; if the disk refuses even that, before the next line."""
+        try:
+            os.ftruncate(fd, length)
+        except OSError:
+            self._cut = length
+
+    def close(self) -> None:
+        """Sync and close. An error of the sync is raised after the descriptor is closed."""
+        fd, self._fd = self._fd, None
+        if fd is None:
+            return
+        try:
+            if self._cut is not None:
+                os.ftruncate(fd, self._cut)
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's descriptor."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def errno_name(error: OSError) -> str:
+    """The symbol of an operating system error, such as ``ENOSPC``."""
+    return errno.errorcode.get(error.errno or 0, "EUNKNOWN")
+
+
+def atomic_write(path: Path, data: bytes, *, fsync: bool = True) -> None:
+    """Replace a file as a whole, owner-only; a reader sees the old bytes or the new ones.
+
+    Raises OSError, and then the old file is untouched. Without ``fsync`` a power cut may leave an
+    empty file.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            if fsync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(draft, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
+        raise
+    if fsync:
+        _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    # Best effort: some file systems can't sync a directory.
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+_live: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for writer in list(_live):
+        writer._die_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
