@@ -16,14 +16,17 @@ import re
 import stat
 import time
 import weakref
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from otel_grpo.records.files import atomic_write, errno_name
 from otel_grpo.records.model import SCHEMA, Attempt, RunFile
-from otel_grpo.records.writer import BOUNDS, Sink, atomic_write, errno_name
+from otel_grpo.records.writer import BOUNDS, Sink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 #: Held locked for the life of an attempt; lists the files of common names that we made.
 MARKER = ".otel-grpo"
@@ -71,18 +74,22 @@ class RunDir:
 
     @property
     def run_file(self) -> Path:
+        """What is constant, one entry per attempt."""
         return self.path / "run.json"
 
     @property
     def summary(self) -> Path:
+        """The totals."""
         return self.path / "summary.json"
 
     @property
     def metrics_raw(self) -> Path:
+        """The driver's records."""
         return self.path / "metrics_raw.jsonl"
 
     @property
     def metrics(self) -> Path:
+        """The trainer's flat scalars."""
         return self.path / "metrics.jsonl"
 
     def write_run_file(self, attempt: Attempt) -> None:
@@ -144,7 +151,8 @@ def open_run_dir(path: Path | str | None = None, run_id: str | None = None) -> R
     run_id = run_id or None
     new_id = run_id or os.urandom(8).hex()
     asked = Path(path) if path is not None else _default_path(new_id)
-    asked = Path(os.path.abspath(asked))
+    # The trainer may change the working directory; a sibling is made beside a link, not its target.
+    asked = Path(os.path.abspath(asked))  # noqa: PTH100
     try:
         reason = None
         for candidate in _candidates(asked):
@@ -165,7 +173,7 @@ def open_run_dir(path: Path | str | None = None, run_id: str | None = None) -> R
     raise RunDirError(errno.EEXIST, "cannot make a run directory: too many siblings", str(asked))
 
 
-class _Taken(Exception):
+class _Taken(Exception):  # noqa: N818 - not an error: the next directory is tried
     """A directory that is somebody else's, and why."""
 
 
@@ -195,6 +203,8 @@ def _claim(path: Path, run_id: str | None, new_id: str, *, join: bool) -> RunDir
         if not locked:
             _mark_attempt(path, attempt)
         _remove_drafts(path)
+        for name in ("spans", "workers"):
+            (path / name).mkdir(mode=0o700, exist_ok=True)
     except BaseException:
         os.close(lock)
         raise

@@ -21,22 +21,42 @@ taken back, so that a file holds whole lines only; later lines are tried again.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
-import stat
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from otel_grpo.records.files import LineFile, atomic_write, errno_name
 from otel_grpo.records.model import SinkCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+__all__ = [
+    "BATCH",
+    "BOUNDS",
+    "CLOSED",
+    "COLLECT_S",
+    "ERROR",
+    "QUEUE_FULL",
+    "STALL_S",
+    "AfterWrite",
+    "OnError",
+    "OnWarning",
+    "Sink",
+    "Writer",
+    "atomic_write",
+    "errno_name",
+]
 
 #: Items that may wait, per sink: the most that a SIGKILL can cost.
 BOUNDS = {"metrics_raw": 512, "metrics": 2048, "workers": 4096, "spans": 16384}
@@ -50,7 +70,13 @@ STALL_S = 3.0
 QUEUE_FULL = "queue_full"
 CLOSED = "closed"
 ERROR = "error"
-NOT_OURS = "not_ours"
+
+#: Told of an exception, ours or a callback's, with the place where it happened.
+OnError = Callable[[str, BaseException], object]
+#: Told once per sink and reason that lines are lost: sink, reason, one sentence.
+OnWarning = Callable[[str, str, str], object]
+#: Told of each written struct: sink, struct, hash of its line (None in sinks without a chain).
+AfterWrite = Callable[[str, Any, "str | None"], object]
 
 _encoder = msgspec.json.Encoder()
 
@@ -79,24 +105,6 @@ class Sink:
     def nowhere(cls, name: str, reason: str) -> Sink:
         """A sink that only counts what is lost: there is no run directory."""
         return cls(name, None, 0, lost=reason)
-
-
-class OnError(Protocol):
-    """Told of an exception of ours or of a callback, with the place where it happened."""
-
-    def __call__(self, place: str, error: BaseException, /) -> object: ...
-
-
-class OnWarning(Protocol):
-    """Told once per sink and reason that lines are lost."""
-
-    def __call__(self, sink: str, reason: str, message: str, /) -> object: ...
-
-
-class AfterWrite(Protocol):
-    """Told of each written struct, on the writer thread; the hash is None in unchained sinks."""
-
-    def __call__(self, sink: str, item: Any, line_hash: str | None, /) -> object: ...
 
 
 class Writer:
@@ -136,6 +144,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._thread_id = 0
         self._progress = 0
+        self._next_batch = self._next_tick = 0.0
         self._set_up_locks()
         self._closing = False  # only the writer thread may put any more
         self._over = False  # not even the writer thread
@@ -161,33 +170,26 @@ class Writer:
 
     def put(self, name: str, item: Any) -> bool:
         """Hand an item over; False if it was dropped. Never blocks on a file."""
-        if self._dead:
-            return False
         state = self._states[name]
         with self._lock:
+            if state.pending >= state.bound and not self._still_takes(state):
+                return self._refuse(state)
             state.created += 1
-            if state.pending >= state.bound or self._refuses():
-                state.gap += 1
-                lost = self._refusal(state)
-                state.drop(1, lost)
+            state.pending += 1
+            if state.batch is not None:
+                state.batch.append(item)
+                if state.pending != state.half:
+                    return True
             else:
-                state.pending += 1
-                if state.batch is not None:
-                    state.batch.append(item)
-                    if state.pending != state.half:
-                        return True
-                else:
-                    gap, state.gap = state.gap, 0
-                    self._queue.append(_Entry(state, gap, item))
-                lost = None
-        if lost is None:
-            self._ring()
-        return lost is None
+                gap, state.gap = state.gap, 0
+                self._queue.append(_Entry(state, gap, item))
+        self._ring()
+        return True
 
     def call(self, work: Callable[[], object]) -> bool:
         """Run ``work`` on the writer thread, in the order of the plain items; False if closed."""
         with self._lock:
-            if self._dead or self._refuses():
+            if self._closing and not self._still_open():
                 return False
             self._queue.append(_Entry(None, 0, work))
         self._ring()
@@ -233,7 +235,7 @@ class Writer:
         if self._on_own_thread():
             return False
         with self._lock:
-            self._closing = True
+            self._refuse_from_now_on()
         if self._thread is None:
             return not any(state.pending for state in self._states.values())
         self._ring()
@@ -250,14 +252,24 @@ class Writer:
                 return event.is_set()
         return True
 
-    def _refuses(self) -> bool:
-        # Work that is done while the writer closes may still put: its lines belong to the run.
-        return self._closing and (self._over or not self._on_own_thread())
+    def _still_takes(self, state: _State) -> bool:
+        return self._closing and self._still_open() and state.pending < state.sink.bound
 
-    def _refusal(self, state: _State) -> str:
-        if state.sink.lost is not None:
-            return state.sink.lost
-        return CLOSED if self._refuses() else QUEUE_FULL
+    def _still_open(self) -> bool:
+        # Work that is done while the writer closes may still put: its lines belong to the run.
+        return self._on_own_thread() and not self._over
+
+    def _refuse(self, state: _State) -> bool:
+        if not self._dead:
+            state.created += 1
+            state.gap += 1
+            state.drop(1, state.sink.lost or (CLOSED if self._closing else QUEUE_FULL))
+        return False
+
+    def _refuse_from_now_on(self) -> None:
+        self._closing = True
+        for state in self._states.values():
+            state.bound = 0
 
     def _on_own_thread(self) -> bool:
         return threading.get_ident() == self._thread_id
@@ -270,24 +282,30 @@ class Writer:
 
     def _run(self) -> None:
         self._thread_id = threading.get_ident()
-        next_tick = next_batch = time.monotonic()
-        while True:
+        over = False
+        while not over:
             self._bell.acquire(timeout=COLLECT_S)
-            closing = self._closing
-            self._drain()
-            now = time.monotonic()
-            if closing or now >= next_batch or any(s.pending >= s.half for s in self._batched):
-                self._write_batches()
-                next_batch = time.monotonic() + COLLECT_S
-            if self._tick is not None and now >= next_tick and not closing:
-                self._guarded("writer.tick", self._tick)
-                next_tick = time.monotonic() + self._tick_s
-            self._warn_of_full_queues()
-            if closing and self._nothing_left():
-                break
+            try:
+                over = self._round()
+            except BaseException as error:  # noqa: BLE001 - the thread outlives it
+                self._report("writer", error)
         for state in self._states.values():
-            self._close_file(state)
+            self._guarded("writer.close", partial(self._close_file, state))
         self._done.set()
+
+    def _round(self) -> bool:
+        """Write what is there; True if the writer is being closed and nothing is left."""
+        closing = self._closing
+        self._drain()
+        now = time.monotonic()
+        if closing or now >= self._next_batch or any(s.pending >= s.half for s in self._batched):
+            self._next_batch = now + COLLECT_S
+            self._write_batches()
+        if self._tick is not None and now >= self._next_tick and not closing:
+            self._next_tick = now + self._tick_s
+            self._guarded("writer.tick", self._tick)
+        self._warn_of_full_queues()
+        return closing and self._nothing_left()
 
     def _nothing_left(self) -> bool:
         with self._lock:
@@ -311,7 +329,7 @@ class Writer:
         if callable(item):
             try:
                 made = item()
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - ends no thread, is counted
                 self._report(f"writer.{state.sink.name}", error)
                 self._seq += state.sink.chained
                 self._settle(state, 1, ERROR)
@@ -332,7 +350,7 @@ class Writer:
                 seq, self._seq = self._seq, self._seq + 1  # lost below or not, it is used up
                 item.seq, item.prev = seq, self._prev
             line = item if isinstance(item, bytes) else _encoder.encode(item)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - ends no thread, is counted
             self._report(f"writer.{state.sink.name}", error)
             self._settle(state, 1, ERROR)
             return
@@ -343,7 +361,7 @@ class Writer:
             line_hash = self._prev = hashlib.sha256(line).hexdigest()
         after = self._after_write
         if after is not None and not isinstance(item, bytes):
-            self._guarded("writer.after_write", lambda: after(state.sink.name, item, line_hash))
+            self._guarded("writer.after_write", partial(after, state.sink.name, item, line_hash))
 
     def _write_batches(self) -> None:
         for state in self._batched:
@@ -357,11 +375,9 @@ class Writer:
                 self._write_batch(state, items)
 
     def _write_batch(self, state: _State, items: list[Any]) -> None:
-        encode = state.sink.encode
-        assert encode is not None
         try:
-            line = encode(items)
-        except BaseException as error:
+            line = state.sink.encode(items)  # type: ignore[misc] # a batched sink has one
+        except BaseException as error:  # noqa: BLE001 - ends no thread, is counted
             if len(items) > 1:  # only the items that can't be written are lost
                 for item in items:
                     self._write_batch(state, [item])
@@ -379,7 +395,7 @@ class Writer:
         else:
             try:
                 reason = state.file.write(line)
-            except BaseException as error:  # not of the disk: a fault of ours
+            except BaseException as error:  # noqa: BLE001 - not of the disk
                 self._report(f"writer.{state.sink.name}", error)
                 reason = ERROR
         self._settle(state, n, reason)
@@ -406,7 +422,7 @@ class Writer:
             return
         state.warned.add(reason)
         message = f"{state.sink.path}: {what}; training goes on"
-        self._guarded("writer.warning", lambda: warn(state.sink.name, reason, message))
+        self._guarded("writer.warning", partial(warn, state.sink.name, reason, message))
 
     def _close_file(self, state: _State) -> None:
         try:
@@ -419,7 +435,7 @@ class Writer:
     def _guarded(self, place: str, work: Callable[[], object]) -> None:
         try:
             work()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - ends no thread, is counted
             self._report(place, error)
 
     def _report(self, place: str, error: BaseException) -> None:
@@ -430,7 +446,8 @@ class Writer:
     # --- a forked child ------------------------------------------------------------------------
 
     def _die_in_child(self) -> None:
-        self._dead = True
+        self._dead = self._over = True
+        self._refuse_from_now_on()
         self._set_up_locks()  # the parent's may be held by threads that do not exist here
         self._queue = deque()
         for state in self._states.values():
@@ -460,7 +477,8 @@ class _State:
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
-        self.file = _File(sink)
+        self.file = LineFile(sink.path, new_only=sink.new_only, on_created=sink.on_created)
+        # What `put` compares with; 0 once nothing is taken any more.
         self.bound = sink.bound if sink.lost is None else 0
         self.half = max(1, sink.bound // 2)
         self.batch: deque[Any] | None = deque() if sink.encode is not None else None
@@ -483,142 +501,12 @@ class _State:
         )
 
 
-class _File:
-    """An append-only file of whole lines, opened at its first line."""
-
-    __slots__ = ("_cut", "_fd", "_prefix", "_sink")
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self._fd: int | None = None
-        self._prefix = b""
-        self._cut: int | None = None
-
-    def write(self, line: bytes) -> str | None:
-        """Append one line; None if it is whole in the file, else why it is not."""
-        done = 0
-        fd: int | None = None
-        before = 0
-        try:
-            if self._fd is None:
-                self._fd = self._open()
-            fd = self._fd
-            if self._cut is not None:
-                os.ftruncate(fd, self._cut)
-                self._cut = None
-            before = os.fstat(fd).st_size
-            data = memoryview(self._prefix + line + b"\n")
-            while done < len(data):
-                n = os.write(fd, data[done:])
-                if n == 0:
-                    raise OSError(errno.EIO, "nothing was written")
-                done += n
-        except FileExistsError:
-            return NOT_OURS
-        except OSError as error:
-            if done and fd is not None:
-                self._take_back(fd, before)
-            return errno_name(error)
-        self._prefix = b""
-        return None
-
-    def _open(self) -> int:
-        path = self._sink.path
-        assert path is not None
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        if self._sink.new_only:
-            flags |= os.O_EXCL
-        try:
-            fd = os.open(path, flags, 0o600)
-        except FileNotFoundError:
-            os.mkdir(path.parent, 0o700)
-            fd = os.open(path, flags, 0o600)
-        if self._sink.on_created is not None:
-            with contextlib.suppress(OSError):
-                self._sink.on_created()
-        status = os.fstat(fd)
-        if stat.S_ISREG(status.st_mode) and status.st_size:
-            # An earlier attempt was killed in its last line: close it by a line end, in the same
-            # write as our first line, and leave the rest as it is.
-            if os.pread(fd, 1, status.st_size - 1) != b"\n":
-                self._prefix = b"\n"
-        return fd
-
-    def _take_back(self, fd: int, length: int) -> None:
-        """Remove our own unfinished line; if the disk refuses even that, before the next line."""
-        try:
-            os.ftruncate(fd, length)
-        except OSError:
-            self._cut = length
-
-    def close(self) -> None:
-        """Sync and close. An error of the sync is raised after the descriptor is closed."""
-        fd, self._fd = self._fd, None
-        if fd is None:
-            return
-        try:
-            if self._cut is not None:
-                os.ftruncate(fd, self._cut)
-            if stat.S_ISREG(os.fstat(fd).st_mode):
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-
-    def abandon(self) -> None:
-        """In a forked child: let go of the parent's descriptor."""
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            with contextlib.suppress(OSError):
-                os.close(fd)
-
-
-def errno_name(error: OSError) -> str:
-    """The symbol of an operating system error, such as ``ENOSPC``."""
-    return errno.errorcode.get(error.errno or 0, "EUNKNOWN")
-
-
-def atomic_write(path: Path, data: bytes, *, fsync: bool = True) -> None:
-    """Replace a file as a whole, owner-only; a reader sees the old bytes or the new ones.
-
-    Raises OSError, and then the old file is untouched. Without ``fsync`` a power cut may leave an
-    empty file.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            if fsync:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(draft, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(draft)
-        raise
-    if fsync:
-        _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    # Best effort: some file systems can't sync a directory.
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
 _live: weakref.WeakSet[Writer] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
     for writer in list(_live):
-        writer._die_in_child()
+        writer._die_in_child()  # noqa: SLF001 - no one else may call it
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
