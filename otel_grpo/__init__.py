@@ -1,0 +1,68 @@
+"""Performance observations of RL post-training that anybody can recompute.
+
+Importing this package loads nothing heavy: no SDK, no numpy, no trainer. The parts load when a run
+starts.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from otel_grpo.api import current_run, instrument, phase, start_run, uninstrument
+    from otel_grpo.core.ledger import Samples
+    from otel_grpo.tracing.guard import ApiError
+    from otel_grpo.tracing.iteration import Iteration
+    from otel_grpo.tracing.phase import Phase
+    from otel_grpo.tracing.publication import Publication
+    from otel_grpo.tracing.run import Run
+    from otel_grpo.tracing.timed import timed
+    from otel_grpo.tracing.update import Update
+
+_HOMES = {
+    "ApiError": "tracing.guard",
+    "Iteration": "tracing.iteration",
+    "Phase": "tracing.phase",
+    "Publication": "tracing.publication",
+    "Run": "tracing.run",
+    "Samples": "core.ledger",
+    "Update": "tracing.update",
+    "current_run": "api",
+    "instrument": "api",
+    "phase": "api",
+    "start_run": "api",
+    "timed": "tracing.timed",
+    "uninstrument": "api",
+}
+
+__all__ = [
+    "ApiError",
+    "Iteration",
+    "Phase",
+    "Publication",
+    "Run",
+    "Samples",
+    "Update",
+    "__version__",
+    "current_run",
+    "instrument",
+    "phase",
+    "start_run",
+    "timed",
+    "uninstrument",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

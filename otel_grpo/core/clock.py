@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns, time_ns
 
 
-@dataclass(frozen=True, slots=True)
 class Clock:
     """Unix nanoseconds that never step back: ``unix_ns + (perf_counter_ns() - perf_ns)``.
 
@@ -15,8 +13,11 @@ class Clock:
     runs can make no negative duration.
     """
 
-    unix_ns: int
-    perf_ns: int
+    __slots__ = ("perf_ns", "unix_ns")
+
+    def __init__(self, unix_ns: int, perf_ns: int) -> None:
+        self.unix_ns = unix_ns
+        self.perf_ns = perf_ns
 
     @classmethod
     def read(cls) -> Clock:
@@ -24,7 +25,11 @@ class Clock:
 
     def now(self) -> int:
         """Unix time in nanoseconds."""
-        return self.unix_ns + (perf_counter_ns() - self.perf_ns)
+        return self.at(perf_counter_ns())
+
+    def at(self, perf_ns: int) -> int:
+        """Unix time of a reading of ``perf_counter_ns``."""
+        return self.unix_ns + (perf_ns - self.perf_ns)
 
 
 def boot_id() -> str | None:

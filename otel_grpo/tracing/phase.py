@@ -126,7 +126,7 @@ class Phase:
         if self._attributes:
             attributes.update(sanitize.attributes(self._attributes))
         if self.start_ns is None:
-            self.start_ns = run.clock.unix_ns + (entered - run.clock.perf_ns)
+            self.start_ns = run.clock.at(entered)
         name = semconv.SPAN_OF_PHASE.get(self.name) or f"rl.{self.name}"
         self._span = run.start_span(name, context, attributes, self.start_ns)
         self._previous = previous

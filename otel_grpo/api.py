@@ -1,0 +1,117 @@
+"""The functions of the public facade: they wire devices and adapters to a run."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from otel_grpo.tracing import lifecycle
+from otel_grpo.tracing import run as tracing_run
+from otel_grpo.tracing.phase import Phase
+from otel_grpo.tracing.run import Run
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping, Sequence
+
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from otel_grpo.records.model import Device
+    from otel_grpo.tracing.window import Reading
+
+
+def start_run(
+    run_dir: str | os.PathLike[str] | None = None,
+    *,
+    trainer: str,
+    algorithm: str | None = None,
+    trainer_version: str | None = None,
+    adapter_version: str | None = None,
+    config: Any = None,
+    run_id: str | None = None,
+    devices: Sequence[Device] | None = None,
+    device_roles: Sequence[Sequence[str]] | None = None,
+    readings: Callable[[], Sequence[Reading]] | None = None,
+    role: str = "driver",
+    base: Mapping[str, int] | None = None,
+    tracer_provider: TracerProvider | None = None,
+) -> Run:
+    """Start to observe a training run; use it as a context manager, or call `finish`.
+
+    Never raises, whatever the disk or the environment says: a run that can't be recorded trains as
+    it would without us, and says once what is lost.
+
+    Args:
+        run_dir: where the files go; default: ``OTEL_GRPO_RUN_DIR``, else ``runs/<utc time>-<id>``. A
+            directory that was used before gets the next attempt of its run.
+        trainer: name of the trainer or of your loop.
+        algorithm: ``grpo``, ``dapo``, ``rloo`` ...
+        trainer_version: of the trainer's package.
+        adapter_version: of what calls this function.
+        config: anything that can be encoded as JSON; only its SHA-256 is kept.
+        run_id: default: ``OTEL_GRPO_RUN_ID``, else the directory's, else a new one.
+        devices: the physical devices of the job, trainers and generators together; default: those
+            that this process uses.
+        device_roles: for each device, what it does: ``train``, ``generate``, ``reward``; default:
+            train and generate.
+        readings: gives memory readings; default: those of this process, its devices and its host.
+        role: of this process.
+        base: counts restored from a checkpoint: ``optimizer_step``, ``tokens``.
+        tracer_provider: put our spans into this provider, and make them OpenTelemetry's current
+            spans. Default: a private provider that touches no global state.
+    """
+    from otel_grpo import devices as found
+
+    try:
+        used = found.inventory() if devices is None else list(devices)
+    except Exception:  # the inventory of a broken driver is no reason not to train
+        used = []
+    default_roles = ["train", "generate"]
+    roles = [list(r) for r in device_roles] if device_roles else [default_roles for _ in used]
+    run = tracing_run.start(
+        run_dir,
+        trainer=trainer,
+        algorithm=algorithm,
+        trainer_version=trainer_version,
+        adapter_version=adapter_version,
+        config=config,
+        run_id=run_id,
+        devices=used,
+        roles=list(enumerate(roles)) if used else None,
+        role=role,
+        base=base,
+        tracer_provider=tracer_provider,
+        readings=readings or functools.partial(found.readings, 0, devices=used),
+    )
+    return run
+
+
+def current_run() -> Run | None:
+    """The run that this process observes now, if any."""
+    return lifecycle.current_run()
+
+
+def phase(name: str, *, attributes: Mapping[str, Any] | None = None) -> Phase:
+    """A phase of the current run's open iteration, for code that is far from the loop.
+
+    Without a run it does nothing.
+    """
+    run = lifecycle.current_run()
+    return Phase(_NO_RUN if run is None else run, name, attributes)
+
+
+def instrument() -> None:
+    """Observe the supported trainers of this process, imported already or later."""
+    from otel_grpo import instrumentation
+
+    instrumentation.instrument()
+
+
+def uninstrument() -> None:
+    """Take all patches back."""
+    from otel_grpo import instrumentation
+
+    instrumentation.uninstrument()
+
+
+_NO_RUN = tracing_run.dormant()

@@ -1,0 +1,72 @@
+"""The ends a process can take: exit, multiprocessing's exit, fork. No signal is handled here."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from otel_grpo.tracing.run import Run
+
+# The runs of this process that are not finished; a strong hold, or a run whose user let go of it
+# would end without its summary.
+_runs: list[Run] = []
+_ready = False
+_loaded_ns = time.time_ns()
+
+
+def current_run() -> Run | None:
+    """The run of this process: the one that started last and is not finished."""
+    return _runs[-1] if _runs else None
+
+
+def register(run: Run) -> None:
+    global _ready
+    _runs.append(run)
+    if not _ready:
+        _ready = True
+        atexit.register(_finish_all)
+        os.register_at_fork(after_in_child=_forget_all)
+    if "multiprocessing" in sys.modules:
+        # A multiprocessing child ends by os._exit after its finalizers: atexit never runs there.
+        from multiprocessing import util
+
+        util.Finalize(None, _finish_all, exitpriority=-1)
+
+
+def forget(run: Run) -> None:
+    if run in _runs:
+        _runs.remove(run)
+
+
+def process_ns() -> int:
+    """Wall time since this process started, in nanoseconds."""
+    return time.time_ns() - _process_start_ns()
+
+
+def _process_start_ns() -> int:
+    try:
+        # Field 22 of stat, counted after the name, which may hold spaces: clock ticks since boot.
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**9 // os.sysconf(
+            "SC_CLK_TCK"
+        )
+        return time.time_ns() - age_ns
+    except (OSError, AttributeError, ValueError, IndexError):
+        return _loaded_ns
+
+
+def _finish_all() -> None:
+    error: Any = getattr(sys, "last_value", None)
+    for run in list(_runs):
+        run.finish(error=error)
+
+
+def _forget_all() -> None:
+    for run in _runs:
+        run._die_in_child()
+    _runs.clear()

@@ -1,0 +1,763 @@
+"""A run: the open window, the account, the files. What the training thread calls is cheap and safe."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import UNSET
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import Link, Span, Tracer, set_span_in_context
+
+from otel_grpo import semconv
+from otel_grpo.core.clock import Clock, boot_id
+from otel_grpo.core.ledger import Ledger
+from otel_grpo.records import rundir
+from otel_grpo.records.model import (
+    Attempt,
+    ClockPair,
+    Device,
+    Observed,
+    OpenPhase,
+    OpenWindow,
+    PublicationCompleted,
+    RunStatus,
+    Trainer,
+    WindowOpened,
+    WindowStatus,
+    World,
+)
+from otel_grpo.records.summary import load_earlier
+from otel_grpo.records.files import atomic_write, errno_name
+from otel_grpo.records.writer import Writer
+from otel_grpo.tracing import lanes, lifecycle, sanitize
+from otel_grpo.tracing.account import Account
+from otel_grpo.tracing.guard import Guard, is_true, logger
+from otel_grpo.tracing.iteration import Iteration
+from otel_grpo.tracing.otlp_json import encode
+from otel_grpo.tracing.phase import Phase, mark_failed
+from otel_grpo.tracing.processor import AccountProcessor
+from otel_grpo.tracing.provider import RecordingProvider, resource
+from otel_grpo.tracing.recorder import DeviceRoles, Recorder, UpdateDraft
+from otel_grpo.tracing.window import ClosedWindow, Reading, Window
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from otel_grpo.core.ledger import RolloutId
+    from otel_grpo.records.rundir import RunDir
+    from otel_grpo.tracing.publication import Publication
+    from otel_grpo.tracing.update import Update
+
+# A publication may be confirmed this long after its window before the record is written without it.
+PUBLICATION_DEADLINE_NS = 30 * 10**9
+# How often summary.json is rewritten while nothing else happens: an open wait is visible.
+SUMMARY_TICK_S = 5.0
+
+Readings = Callable[[], Sequence[Reading]]
+
+
+class Run:
+    """One attempt of a run. `live` is False before it starts, after it finished and in fork
+    children: every call is then a no-op.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+        self.live = False
+        self.shared = False
+        self.self_ns = 0
+        self.version = 0
+        self.window: Window | None = None
+        self.clock = Clock.read()
+        self.ledger = Ledger()
+        self.path: Path | None = None
+        self.run_id = ""
+        self._lock = threading.RLock()
+        self._closed: deque[ClosedWindow] = deque()
+        self._iterations = 0
+        self._draft: UpdateDraft | None = None
+        self._uncovered: list[int] = []
+        self._replays: set[RolloutId] = set()
+        self._account = Account()
+
+    # --- start and end ---------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        *,
+        clock: Clock,
+        directory: RunDir | None,
+        unwritable: str | None,
+        trainer: Trainer,
+        world: World,
+        roles: DeviceRoles | None,
+        readings: Readings | None,
+        config: Any,
+        role: str,
+        base: Mapping[str, int],
+        provider: TracerProvider | None,
+        run_id: str,
+    ) -> None:
+        self.clock = clock
+        self.started_ns = clock.now()
+        self.path = directory.path if directory is not None else None
+        self.run_id = run_id
+        self._directory = directory
+        self._readings = readings
+        self._common = {semconv.RUN_ID: run_id, semconv.ROLE: role, semconv.RANK: 0}
+        attempt = Attempt(
+            attempt=1 if directory is None else directory.attempt,
+            started_unix_ns=self.started_ns,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            clock=ClockPair(boot_id(), clock.unix_ns, clock.perf_ns),
+            trainer=trainer,
+            world=world,
+            config_fingerprint=fingerprint(config),
+            base=dict(base),
+        )
+        self._recorder = Recorder(
+            run_id=run_id,
+            attempt=attempt,
+            clock=clock,
+            devices=roles,
+            trained=self.ledger.trained,
+            observe=self._observe,
+        )
+        self._writer = Writer(
+            rundir.nowhere(unwritable or "no_directory")
+            if directory is None
+            else directory.sinks(encode, role=role),
+            seq=0 if directory is None else directory.seq,
+            prev=None if directory is None else directory.prev,
+            on_error=self.guard.fault,
+            on_warning=self._warn_of_loss,
+            after_write=self._written,
+            tick=self._tick,
+            tick_s=SUMMARY_TICK_S,
+        )
+        self._recorder.head = None if directory is None else directory.prev
+        self._processor = AccountProcessor(self._account, self.guard, self._write_span)
+        self._open_tracers(provider, attempt, role)
+        self.run_span = self._private.start_span(
+            semconv.SPAN_RUN,
+            Context(),
+            attributes=dict(self._common),
+            start_time=self.started_ns,
+        )
+        self._writer.call(self._prepare_directory)
+        self._writer.start()
+        self.live = True
+        lifecycle.register(self)
+
+    def _open_tracers(self, provider: TracerProvider | None, attempt: Attempt, role: str) -> None:
+        private = RecordingProvider(
+            resource({
+                semconv.RL_SYSTEM: attempt.trainer.name,
+                semconv.RL_SYSTEM_VERSION: attempt.trainer.version,
+                semconv.RL_ALGORITHM: attempt.trainer.algorithm,
+                semconv.RUN_ID: self.run_id,
+                semconv.ATTEMPT: attempt.attempt,
+                semconv.ROLE: role,
+                semconv.RANK: 0,
+                semconv.RL_WORLD_SIZE: attempt.world.size,
+            })
+        )
+        private.add_span_processor(self._processor)
+        self.tracer_provider: TracerProvider = private
+        self._private: Tracer = private.get_tracer(semconv.SCOPE, _version())
+        self._tracer = self._private
+        if provider is not None:
+            provider.add_span_processor(self._processor)
+            self.tracer_provider = provider
+            self._tracer = provider.get_tracer(semconv.SCOPE, _version())
+            self.shared = True
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.finish(error=error)
+
+    def finish(
+        self, status: RunStatus | None = None, *, error: BaseException | None = None
+    ) -> None:
+        """Write what is left and the summary; waits for the disk while there is progress.
+
+        Args:
+            status: ``completed``, ``failed`` or ``interrupted``; default: what `error` says.
+            error: the exception that ended the training, if one did.
+        """
+        with self._lock:
+            if not self.live:
+                return
+            try:
+                self._hand_over(status or status_of(error), error)
+            except Exception as fault:
+                self.guard.fault("run.finish", fault)
+            finally:
+                self.live = self._processor.live = False
+        # Without the lock: the writer's thread needs it for the last records.
+        try:
+            self._close_files()
+        except Exception as fault:
+            self.guard.fault("run.finish", fault)
+
+    def _hand_over(self, status: RunStatus, error: BaseException | None) -> None:
+        if self.window is not None:
+            self._close_window(self.window, None, "aborted", error)
+        self._emit_draft()
+        self._release(at_end=True)
+        ended = self.clock.now()
+        if error is not None:
+            mark_failed(self.run_span, error)
+        self.run_span.end(end_time=ended)
+        context = self.run_span.get_span_context()
+        ids = (f"{context.trace_id:032x}", f"{context.span_id:016x}")
+        applied = self.ledger.applied
+        self._writer.put("metrics_raw", lambda: self._recorder.run(status, ended, applied, ids))
+
+    def _close_files(self) -> None:
+        self._writer.flush()
+        self._writer.call(self._write_summary)
+        whole = self._writer.close()
+        if self._directory is not None:
+            self._directory.release()
+        lifecycle.forget(self)
+        self._say_goodbye(whole)
+
+    def _say_goodbye(self, whole: bool) -> None:
+        lost = {
+            name: counts.dropped + counts.pending
+            for name, counts in self._writer.counts().items()
+            if counts.dropped or counts.pending
+        }
+        if lost or not whole:
+            told = ", ".join(f"{name} {n}" for name, n in lost.items()) or "the summary"
+            logger.warning("otel-grpo: not written: %s (run %s, %s)", told, self.run_id, self.path)
+        elif self.path is not None:
+            logger.info("otel-grpo: run %s is in %s", self.run_id, self.path)
+
+    # --- what a user calls -----------------------------------------------------------------------
+
+    def iteration(self) -> Iteration:
+        """Context manager around one iteration of the training loop."""
+        return Iteration(self)
+
+    def open_iteration(self, start_ns: int | None = None) -> Iteration:
+        """An iteration that is open already, for loops whose windows are not blocks."""
+        return Iteration(self).open(start_ns)
+
+    def phase(
+        self,
+        name: str,
+        *,
+        attributes: Mapping[str, Any] | None = None,
+        parent: Phase | None = None,
+        start_ns: int | None = None,
+    ) -> Phase:
+        """A phase of the open iteration, as `Iteration.phase`."""
+        return Phase(self, name, attributes, parent=parent, start_ns=start_ns)
+
+    def memory(self) -> None:
+        """Read memory now, on this thread; the time is a `log` interval, marked as our own."""
+        with self._event("memory", self.window) as window:
+            if window is None or self._readings is None:
+                return
+            with Phase(self, semconv.LOG, {semconv.OWN: True}):
+                instant = self.clock.now()
+                window.readings.extend((instant, reading) for reading in self._readings())
+
+    def log_scalars(
+        self,
+        scalars: Mapping[str, Any],
+        *,
+        step: int | None = None,
+        epoch: float | None = None,
+        covers: Sequence[int] | None = None,
+    ) -> None:
+        """One log call of the trainer: a line of ``metrics.jsonl`` and the update's scalars.
+
+        Args:
+            scalars: numbers under the trainer's own names; others are left out. NaN and infinity are
+                written as null and counted.
+            step: the trainer's own step number.
+            epoch: the trainer's own epoch.
+            covers: updates that the scalars speak of; default: all since the last call. An empty
+                sequence: none, the line goes to ``metrics.jsonl`` alone.
+        """
+        with self._event("log_scalars", self.window, window_needed=False):
+            if not self.live:
+                return
+            values, nonfinite = sanitize.scalars(scalars)
+            head, _ = sanitize.scalars({"step": step, "epoch": epoch})
+            head = {name: value for name, value in head.items() if value is not None}
+            self._writer.put("metrics", msgspec.json.encode({**head, **values}))
+            if self.window is not None:
+                self.window.nonfinite.extend(nonfinite)
+            self._attach_scalars(values, set(nonfinite), covers)
+
+    def resumed(self, **base: int) -> None:
+        """Counts that were restored from a checkpoint, such as ``optimizer_step`` or ``tokens``."""
+        with self._event("resumed", self.window, window_needed=False):
+            if self.live:
+                known = {name: int(value) for name, value in base.items()}
+                attempt = msgspec.structs.replace(self._recorder.attempt, base=known)
+                self._recorder.attempt = attempt
+                self._writer.call(self._write_run_file)
+
+    # --- windows ---------------------------------------------------------------------------------
+
+    def _open_window(self, start_ns: int | None) -> tuple[Window | None, bool]:
+        """The open window, and whether it was opened just now."""
+        if not self.live:
+            return None, False
+        with self._lock:
+            if self.window is not None:
+                self._misuse("iteration_inside", "an iteration was opened inside an iteration")
+                return self.window, False
+            try:
+                self.window = self._new_window(self.clock.now() if start_ns is None else start_ns)
+            except Exception as error:
+                self.guard.fault("iteration.open", error)
+            return self.window, True
+
+    def _new_window(self, start: int) -> Window:
+        self._iterations += 1
+        attributes = {**self._common, semconv.ITERATION: self._iterations}
+        span = self.start_span(
+            semconv.SPAN_LOOP,
+            Context(),
+            attributes,
+            start,
+            links=[Link(self.run_span.get_span_context())],
+        )
+        self._account.begin(start)
+        self._writer.put(
+            "workers",
+            WindowOpened(self.run_id, self._recorder.attempt.attempt, self._iterations, start),
+        )
+        context = set_span_in_context(span, Context())
+        return Window(self._iterations, start, lanes.current(), span, context, attributes)
+
+    def _close_window(
+        self,
+        window: Window,
+        end_ns: int | None,
+        status: WindowStatus | None,
+        error: BaseException | None,
+    ) -> None:
+        with self._lock:
+            if self.window is not window:
+                self._misuse("iteration_closed", "an iteration was closed that is not open")
+                return
+            try:
+                if end_ns is None:
+                    self.memory()
+                    end_ns = self.clock.now()
+                rows, foreign = self._account.take(end_ns)
+                self._closed.append(
+                    ClosedWindow(
+                        window=window,
+                        end_ns=end_ns,
+                        aborted=error is not None or status == "aborted",
+                        error=error,
+                        rows=rows,
+                        foreign_spans=foreign,
+                        events=self.ledger.close(),
+                        applied=self.ledger.applied,
+                    )
+                )
+            except Exception as fault:
+                self.guard.fault("iteration.close", fault)
+            finally:
+                self.window = None
+            self._release()
+
+    def _release(self, *, at_end: bool = False) -> None:
+        """Hand over the records that wait for no publication any more, in the order of windows."""
+        with self._lock:
+            now = self.clock.now()
+            for closed in list(self._closed)[:-1]:
+                if closed.deadline_ns is None:
+                    closed.deadline_ns = max(now, closed.end_ns + PUBLICATION_DEADLINE_NS)
+            while self._closed:
+                closed = self._closed[0]
+                expired = closed.deadline_ns is not None and now >= closed.deadline_ns
+                if closed.waits and not expired and not at_end:
+                    return
+                self._closed.popleft()
+                for publication in closed.window.publications:
+                    publication.recorded = True
+                self._writer.put(
+                    "metrics_raw", lambda closed=closed: self._recorder.rollout(closed)
+                )
+
+    # --- updates, publications -------------------------------------------------------------------
+
+    def _update_starts(self) -> None:
+        with self._event("update", self.window) as window:
+            if window is not None:
+                self._emit_draft()
+
+    def _update_ends(self, update: Update, error: BaseException | None) -> None:
+        phase = update.phase
+        span = phase.span
+        with self._event("update", self.window) as window:
+            end = self.clock.now()
+            phase.stop(error, end)
+            if window is None:
+                return
+            pending = self.ledger.pending
+            count = pending if update.samples is None else update.samples
+            if count > pending:
+                self._misuse(
+                    "update_samples",
+                    f"an update of {count} samples after {pending} visits: call `trained` before",
+                )
+                count = pending
+            visits = self.ledger.take(count)
+            start = end if phase.start_ns is None else phase.start_ns
+            event = self.ledger.update(
+                start, end, count, update.nominal, update.status, update.reason, update.ranks
+            )
+            context = None if span is None else span.get_span_context()
+            self._draft = UpdateDraft(
+                iteration=window.iteration,
+                event=event,
+                visits=visits,
+                trained=self.ledger.trained.total(visits),
+                rows=self._account.take_training(),
+                trace_id=None if context is None else f"{context.trace_id:032x}",
+                span_id=None if context is None else f"{context.span_id:016x}",
+                scalars={},
+                covers=[],
+            )
+            if event.step not in self._uncovered:
+                self._uncovered.append(event.step)
+
+    def _attach_scalars(
+        self, values: dict[str, Any], nonfinite: set[str], covers: Sequence[int] | None
+    ) -> None:
+        if covers is not None and not covers:
+            return
+        steps, self._uncovered = self._uncovered, []
+        if self._draft is not None:
+            # What the trainer itself gave as None is no value; null stands for not finite.
+            self._draft.scalars = {
+                name: value
+                for name, value in values.items()
+                if value is not None or name in nonfinite
+            }
+            self._draft.covers = steps if covers is None else [int(step) for step in covers]
+            self._emit_draft()
+
+    def _emit_draft(self) -> None:
+        draft, self._draft = self._draft, None
+        if draft is not None:
+            self._writer.put("metrics_raw", lambda: self._recorder.train(draft))
+
+    def _publication_completed(
+        self, publication: Publication, at_ns: int | None, size: int | None, queue: int | None
+    ) -> None:
+        with self._event("publication", self.window, window_needed=False):
+            if not self.live:
+                return
+            if publication.completed_ns is not None:
+                self._misuse("publication_twice", "a publication was completed twice")
+                return
+            publication.completed_ns = self.clock.now() if at_ns is None else int(at_ns)
+            publication.bytes = None if size is None else int(size)
+            publication.snapshot = self._snapshot(publication.version, queue)
+            if publication.recorded:
+                self._writer.put(
+                    "workers",
+                    PublicationCompleted(
+                        self.run_id,
+                        self._recorder.attempt.attempt,
+                        publication.iteration,
+                        publication.version,
+                        publication.completed_ns,
+                    ),
+                )
+            self._release()
+
+    def _snapshot(self, version: int, queue: int | None) -> dict[str, int | None]:
+        """Resources at the moment of a publication: memory of this process, queue, version."""
+        snapshot: dict[str, int | None] = {"version": version}
+        if queue is not None:
+            snapshot["queue"] = int(queue)
+        for reading in [] if self._readings is None else self._readings():
+            for name in ("process_rss", "host_used", "device_used", "allocator_allocated"):
+                value = getattr(reading, name)
+                if value is not None:
+                    snapshot[name] = (snapshot.get(name) or 0) + value
+        return snapshot
+
+    # --- spans -----------------------------------------------------------------------------------
+
+    def start_span(
+        self,
+        name: str,
+        context: Context,
+        attributes: dict[str, Any],
+        start_ns: int,
+        links: Sequence[Link] | None = None,
+    ) -> Span:
+        """A span that is recorded whatever the sampler of a shared provider says."""
+        span = self._tracer.start_span(
+            name, context, attributes=attributes, links=links, start_time=start_ns
+        )
+        if not span.is_recording() and self.shared:
+            span = self._private.start_span(
+                name, context, attributes=attributes, links=links, start_time=start_ns
+            )
+        return span
+
+    def worker_call(self, method: str, duration_ns: int) -> None:
+        """One call of a timed function that ended in the open window."""
+        with self._lock:
+            if self.window is not None:
+                self.window.workers[method].append(duration_ns)
+
+    def _write_span(self, span: Any) -> None:
+        self._writer.put("spans", span)
+
+    # --- on the writer's thread ------------------------------------------------------------------
+
+    def _prepare_directory(self) -> None:
+        """First of all: the earlier attempts' totals, then run.json and a running summary."""
+        if self._directory is None:
+            return
+        if self._recorder.attempt.attempt > 1:
+            self._recorder.earlier = load_earlier(
+                self._directory.path, self._recorder.attempt.attempt
+            )
+        self._write_run_file()
+        self._write_summary()
+
+    def _write_run_file(self) -> None:
+        if self._directory is not None:
+            self._directory.write_run_file(self._recorder.attempt)
+
+    def _written(self, sink: str, item: Any, line_hash: str | None) -> None:
+        if sink == "metrics_raw" and line_hash is not None:
+            self._recorder.written(item, line_hash)
+            if item.scope != "update":
+                self._write_summary()
+        elif sink == "workers":
+            self._recorder.totals.add_line(item)
+
+    def _tick(self) -> None:
+        self._release()
+        self._write_summary()
+
+    def _write_summary(self) -> None:
+        if self._directory is None:
+            return
+        now = self.clock.now()
+        over = self._recorder.totals.run_record is not None
+        summary = self._recorder.summary(now, self._open_now())
+        data = msgspec.json.format(msgspec.json.encode(summary), indent=1) + b"\n"
+        atomic_write(self._directory.summary, data, fsync=over)
+
+    def _open_now(self) -> OpenWindow | None:
+        window = self.window
+        if window is None:
+            return None
+        return OpenWindow(
+            window.iteration,
+            window.start_ns,
+            [OpenPhase(row.phase, row.start, row.lane) for row in self._account.open_rows()],
+        )
+
+    def _observe(self) -> Observed:
+        return Observed(
+            process_ns=lifecycle.process_ns(),
+            self_ns=self.self_ns,
+            errors=self.guard.snapshot(),
+            sinks=self._writer.counts(),
+            time_unix_ns=self.clock.now(),
+        )
+
+    def _warn_of_loss(self, sink: str, reason: str, message: str) -> None:
+        logger.warning("otel-grpo: %s (training goes on)", message)
+
+    # --- guards ----------------------------------------------------------------------------------
+
+    def _misuse(self, what: str, message: str) -> None:
+        if self.live:
+            self.guard.misuse(what, message)
+
+    def _tell_replay(self, rollout_id: RolloutId) -> None:
+        if rollout_id not in self._replays:
+            if not self._replays:
+                logger.warning(
+                    "otel-grpo: rollout %r was consumed before: its samples count as revisited, not "
+                    "as new ones. Each rollout needs its own id",
+                    rollout_id,
+                )
+            self._replays.add(rollout_id)
+
+    def _event(
+        self, name: str, window: Window | None, *, window_needed: bool = True
+    ) -> _Event:
+        return _Event(self, name, window, window_needed)
+
+    def _die_in_child(self) -> None:
+        """In a forked child: nothing is recorded, and no lock is one that the parent held."""
+        self.live = self._processor.live = False
+        self._lock = threading.RLock()
+        self.window = None
+
+
+class _Event(AbstractContextManager["Window | None"]):
+    """Guard around one report: locks the ledger, turns bad values into counted misuse.
+
+    Gives the open window, or None when there is nothing to report to.
+    """
+
+    __slots__ = ("_locked", "_name", "_needed", "_run", "_window")
+
+    def __init__(self, run: Run, name: str, window: Window | None, needed: bool) -> None:
+        self._run = run
+        self._name = name
+        self._window = window
+        self._needed = needed
+
+    def __enter__(self) -> Window | None:
+        run = self._run
+        if not run.live:
+            self._locked = False
+            return None
+        if self._needed and (self._window is None or self._window is not run.window):
+            self._locked = False
+            run._misuse(f"{self._name}_outside", f"{self._name!r} outside an open iteration")
+            return None
+        run._lock.acquire()
+        self._locked = True
+        return self._window
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if self._locked:
+            self._run._lock.release()
+        if error is None or not isinstance(error, Exception):
+            return False
+        if isinstance(error, (ValueError, TypeError)):
+            self._run.guard.misuse(self._name, f"{self._name}: {error}")
+        else:
+            self._run.guard.fault(self._name, error)
+        return True
+
+
+def fingerprint(config: Any) -> str | None:
+    """SHA-256 over a configuration, so that two runs can be told apart without recording it."""
+    if config is None:
+        return None
+    data = msgspec.json.encode(config, order="sorted", enc_hook=str)
+    return hashlib.sha256(data).hexdigest()
+
+
+def status_of(error: BaseException | None) -> RunStatus:
+    """How a run ended, by the exception that ended it."""
+    if error is None:
+        return "completed"
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return "completed"
+    return "failed"
+
+
+def _version() -> str:
+    from otel_grpo import __version__
+
+    return __version__
+
+
+def start(
+    run_dir: str | os.PathLike[str] | None = None,
+    *,
+    trainer: str,
+    algorithm: str | None = None,
+    trainer_version: str | None = None,
+    adapter_version: str | None = None,
+    config: Any = None,
+    run_id: str | None = None,
+    devices: Sequence[Device] = (),
+    roles: DeviceRoles | None = None,
+    readings: Readings | None = None,
+    role: str = "driver",
+    base: Mapping[str, int] | None = None,
+    tracer_provider: TracerProvider | None = None,
+    clock: Clock | None = None,
+    strict: bool | None = None,
+) -> Run:
+    """Start a run (see `otel_grpo.start_run`). Never raises: a run that can't start is not live."""
+    guard = Guard(strict=strict)
+    run = Run(guard)
+    if is_true(os.environ.get("OTEL_GRPO_DISABLED")):
+        return run
+    try:
+        directory, unwritable = _open_directory(run_dir, run_id)
+        run._begin(
+            clock=clock or Clock.read(),
+            directory=directory,
+            unwritable=unwritable,
+            trainer=Trainer(trainer, trainer_version, adapter_version, algorithm),
+            world=World(1, list(devices)),
+            roles=roles,
+            readings=readings,
+            config=config,
+            role=role,
+            base=base or {},
+            provider=tracer_provider,
+            run_id=directory.run_id if directory is not None else run_id or os.urandom(8).hex(),
+        )
+    except Exception as error:
+        run.live = False
+        guard.fault("run.start", error)
+    return run
+
+
+def _open_directory(
+    run_dir: str | os.PathLike[str] | None, run_id: str | None
+) -> tuple[RunDir | None, str | None]:
+    """The directory, or why there is none: then the run only counts what is lost."""
+    asked = run_dir or os.environ.get("OTEL_GRPO_RUN_DIR") or None
+    try:
+        directory = rundir.open_run_dir(
+            None if asked is None else Path(asked), run_id or os.environ.get("OTEL_GRPO_RUN_ID")
+        )
+    except rundir.RunDirError as error:
+        logger.warning("otel-grpo: nothing is recorded (training goes on): %s", error)
+        return None, errno_name(error)
+    if directory.warning:
+        logger.warning("otel-grpo: %s", directory.warning)
+    return directory, None
+
+
+def dormant() -> Run:
+    """A run that records nothing: every call is a no-op."""
+    return Run(Guard())
