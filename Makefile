@@ -1,0 +1,144 @@
+# `make` alone lists what one can do here. Every target makes the environment it needs
+# (tools/env/environments.py: pinned, kept in the user's cache folder, 0.1 s when it is there).
+
+.DEFAULT_GOAL := help
+.SHELLFLAGS := -eu -c
+.DELETE_ON_ERROR:
+
+# Without bytecode every process compiles every import again, and two spinning threads of torch
+# beside one busy core turn a step of half a second into ten.
+unexport PYTHONDONTWRITEBYTECODE
+export OMP_NUM_THREADS := 1
+
+ENVIRONMENTS := python3 tools/env/environments.py
+RESULTS := .build/results
+
+# The Pythons to test on: all that are installed, or `make test PYTHONS="3.10 3.13"`.
+ifndef PYTHONS
+PYTHONS := $(shell $(ENVIRONMENTS) pythons)
+endif
+export PYTHONS
+ifeq ($(strip $(PYTHONS)),)
+$(error No Python 3.10, 3.11, 3.12 or 3.13 was found on this machine)
+endif
+# TRL needs Python 3.11: where there is none its tests say so and are left out.
+TRL_PYTHON := $(filter-out 3.10,$(PYTHONS))
+
+# The oldest one checks, so that nothing newer slips into the package.
+DEV := .venv/dev-$(firstword $(PYTHONS))
+BIN := $(DEV)/bin
+
+QUICK_CHECKS := check-format lint types contracts check-schema check-package
+# The longest first: two run at a time.
+CHECKS := test-trl $(addprefix test-core-,$(PYTHONS)) $(QUICK_CHECKS)
+
+# Each check leaves word that it passed; pytest leaves a report beside it. tools/summary.py reads both.
+passed = mkdir -p $(RESULTS) && touch $(RESULTS)/$@.ok
+pytest = bin/pytest --quiet --junit-xml=$(RESULTS)/$@.xml
+
+##@ What a user does
+
+RUN_DIR ?= runs/demo-$(shell date -u +%Y%m%dT%H%M%SZ)
+demo: .venv/trl ## Train a tiny model with TRL, observed; show where the time went; audit the files
+	@.venv/trl/bin/otel-grpo run --run-dir $(RUN_DIR) -- .venv/trl/bin/python demo/train_trl.py
+	@.venv/trl/bin/otel-grpo show $(RUN_DIR)
+	@.venv/trl/bin/otel-grpo audit $(RUN_DIR)
+
+test: ## Run every check, as CI does
+	@rm -rf $(RESULTS)
+	@status=0; \
+	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target $(CHECKS) || status=$$?; \
+	$(BIN)/python tools/summary.py $(RESULTS) $(CHECKS) || status=1; \
+	exit $$status
+
+##@ One at a time
+
+quick: $(QUICK_CHECKS) ## All checks but the tests
+
+test-core: $(addprefix test-core-,$(PYTHONS)) ## The tests without a trainer, on every installed Python
+
+test-core-%: .venv/dev-%
+	@echo "== tests on Python $*"
+	@.venv/dev-$*/$(pytest) --ignore=tests/trl tests
+	@$(passed)
+
+ifneq ($(TRL_PYTHON),)
+test-trl: .venv/trl ## The tests with TRL's real GRPOTrainer
+	@echo "== tests with TRL"
+	@.venv/trl/$(pytest) tests/trl
+	@$(passed)
+else
+test-trl:
+	@echo "== tests with TRL: left out, TRL 1.16 needs Python 3.11 or later and this machine has none"
+	@$(passed)
+endif
+
+lint: $(DEV) ## Lint
+	@echo "== lint"
+	@$(BIN)/ruff check --quiet
+	@$(passed)
+
+check-format: $(DEV)
+	@echo "== format"
+	@$(BIN)/ruff format --check --quiet || { echo "run: make format"; exit 1; }
+	@$(passed)
+
+types: $(DEV) ## Check the types, and that the public ones are what tests/typing says
+	@echo "== types"
+	@$(BIN)/mypy
+	@$(passed)
+
+contracts: $(DEV) ## Check which room imports which
+	@echo "== import contracts"
+	@$(BIN)/lint-imports --no-logo
+	@$(passed)
+
+check-schema: $(DEV)
+	@echo "== JSON Schema"
+	@$(BIN)/python -m otel_grpo.records.schema --check
+	@$(passed)
+
+check-package: $(DEV)
+	@echo "== pyproject.toml"
+	@$(BIN)/validate-pyproject pyproject.toml
+	@$(passed)
+
+##@ Long ones
+
+bench: .venv/bench ## Measure what observing costs, against the bare SDK and others
+	@.venv/bench/bin/python -m benchmarks
+
+soak: $(DEV) ## Kill, stop and starve runs for a long time
+	@$(BIN)/pytest -m soak --ignore=tests/trl tests
+
+##@ Upkeep
+
+setup: $(addprefix .venv/dev-,$(PYTHONS)) $(if $(TRL_PYTHON),.venv/trl) ## Make the environments of the tests
+
+format: $(DEV) ## Format, and mend what the linter can
+	@$(BIN)/ruff check --fix --quiet || true
+	@$(BIN)/ruff format
+
+schema: $(DEV) ## Write the JSON Schema of the files from the record types
+	@$(BIN)/python -m otel_grpo.records.schema
+
+lock: ## Resolve the requirements afresh into tools/env/constraints
+	@$(ENVIRONMENTS) lock
+
+changelog: $(DEV) ## Show the next entry of CHANGELOG.md, made from changelog.d
+	@$(BIN)/towncrier build --draft --version next
+
+clean: ## Remove what is made here; the cached environments stay
+	rm -rf .build .venv dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:
+	@awk 'BEGIN { FS = ":.*## " } \
+	/^##@/ { printf "\n%s\n", substr($$0, 5) } \
+	/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+.venv/%: FORCE
+	@$(ENVIRONMENTS) make $*
+
+FORCE:
+.PHONY: FORCE help demo test quick test-core $(CHECKS) bench soak setup format schema lock changelog clean
