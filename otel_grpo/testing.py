@@ -136,3 +136,7 @@ def recorded_run(
                 yield recorded
         finally:
             recorded.read()
+
+
+def _lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines() if path.exists() else []

@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Link, Span, Tracer, set_span_in_context
 
 from otel_grpo import semconv
+from otel_grpo._version import __version__
 from otel_grpo.core.clock import Clock, boot_id
 from otel_grpo.core.ledger import Ledger
 from otel_grpo.records import rundir
@@ -176,12 +177,12 @@ class Run:
         )
         private.add_span_processor(self._processor)
         self.tracer_provider: TracerProvider = private
-        self._private: Tracer = private.get_tracer(semconv.SCOPE, _version())
+        self._private: Tracer = private.get_tracer(semconv.SCOPE, __version__)
         self._tracer = self._private
         if provider is not None:
             provider.add_span_processor(self._processor)
             self.tracer_provider = provider
-            self._tracer = provider.get_tracer(semconv.SCOPE, _version())
+            self._tracer = provider.get_tracer(semconv.SCOPE, __version__)
             self.shared = True
 
     def __enter__(self) -> Run:
@@ -688,12 +689,6 @@ def status_of(error: BaseException | None) -> RunStatus:
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return "completed"
     return "failed"
-
-
-def _version() -> str:
-    from otel_grpo import __version__
-
-    return __version__
 
 
 def start(
