@@ -80,7 +80,7 @@ lint: $(DEV) ## Lint
 
 check-format: $(DEV)
 	@echo "== format"
-	@$(BIN)/ruff format --check --quiet || { echo "run: make format"; exit 1; }
+	@$(BIN)/ruff format --check --quiet --output-format concise || { echo "run: make format"; exit 1; }
 	@$(passed)
 
 types: $(DEV) ## Check the types, and that the public ones are what tests/typing says
