@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from otel_grpo.tracing import lifecycle
-from otel_grpo.tracing import run as tracing_run
+from otel_grpo.tracing import lifecycle, run as tracing_run
 from otel_grpo.tracing.phase import Phase
 from otel_grpo.tracing.run import Run
 
@@ -68,7 +67,7 @@ def start_run(
         used = []
     default_roles = ["train", "generate"]
     roles = [list(r) for r in device_roles] if device_roles else [default_roles for _ in used]
-    run = tracing_run.start(
+    return tracing_run.start(
         run_dir,
         trainer=trainer,
         algorithm=algorithm,
@@ -83,7 +82,6 @@ def start_run(
         tracer_provider=tracer_provider,
         readings=readings or functools.partial(found.readings, 0, devices=used),
     )
-    return run
 
 
 def current_run() -> Run | None:

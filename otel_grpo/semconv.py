@@ -63,18 +63,20 @@ EVALUATION = "evaluation"
 LOG = "log"
 
 # Name of the span of each phase; a phase that is not here has the span `rl.<phase>`.
-SPAN_OF_PHASE = MappingProxyType({
-    DATA: "rl.data",
-    ROLLOUT_WAIT: "rl.wait",
-    GENERATION: "rl.sample",
-    REWARD: "rl.reward",
-    ADV_PIPELINE: "rl.advantage",
-    LOGPROB_OLD: "rl.logprob",
-    LOGPROB_REF: "rl.logprob",
-    POLICY_TRAIN: "rl.train",
-    OPTIMIZER: "rl.optimizer_step",
-    WEIGHT_SYNC: "rl.sync",
-    CHECKPOINT: "rl.checkpoint",
-    EVALUATION: "rl.evaluation",
-    LOG: "rl.log",
-})
+SPAN_OF_PHASE = MappingProxyType(
+    {
+        DATA: "rl.data",
+        ROLLOUT_WAIT: "rl.wait",
+        GENERATION: "rl.sample",
+        REWARD: "rl.reward",
+        ADV_PIPELINE: "rl.advantage",
+        LOGPROB_OLD: "rl.logprob",
+        LOGPROB_REF: "rl.logprob",
+        POLICY_TRAIN: "rl.train",
+        OPTIMIZER: "rl.optimizer_step",
+        WEIGHT_SYNC: "rl.sync",
+        CHECKPOINT: "rl.checkpoint",
+        EVALUATION: "rl.evaluation",
+        LOG: "rl.log",
+    }
+)

@@ -1,14 +1,14 @@
 """For tests of instrumented loops, ours and yours: a clock that you turn, a run that you read back.
 
-    from otel_grpo.testing import FakeClock, recorded_run
+from otel_grpo.testing import FakeClock, recorded_run
 
-    def test_generation_is_timed():
-        clock = FakeClock()
-        with recorded_run(clock=clock) as recorded:
-            with recorded.run.iteration() as it, it.phase("generation"):
-                clock.advance(2.5)
-        (window,) = recorded.rollouts
-        assert window.metrics["phase.generation.busy_ns"] == 2_500_000_000
+def test_generation_is_timed():
+    clock = FakeClock()
+    with recorded_run(clock=clock) as recorded:
+        with recorded.run.iteration() as it, it.phase("generation"):
+            clock.advance(2.5)
+    (window,) = recorded.rollouts
+    assert window.metrics["phase.generation.busy_ns"] == 2_500_000_000
 """
 
 from __future__ import annotations

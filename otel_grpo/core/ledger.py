@@ -303,8 +303,7 @@ def visit_runs(visits: Iterable[Visit]) -> list[Run]:
         unique, counts = np.unique(np.concatenate(parts), return_counts=True)
         while len(unique):
             breaks = np.flatnonzero(np.diff(unique) != 1) + 1
-            for part in np.split(unique, breaks):
-                runs.append((rollout_id, int(part[0]), len(part)))
+            runs += [(rollout_id, int(part[0]), len(part)) for part in np.split(unique, breaks)]
             unique, counts = unique[counts > 1], counts[counts > 1] - 1
     return runs
 

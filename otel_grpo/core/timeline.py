@@ -191,20 +191,16 @@ def _inherit(node: _Node) -> None:
         chain.append(parent)
         seen.add(id(parent))
     below_evaluation = False
-    family: set[str] = set()
+    phases: list[str] = []  # effective, from the uppermost ancestor down to the node
     for member in reversed(chain):
         below_evaluation = below_evaluation or member.span.phase == EVALUATION
-        phase = EVALUATION if below_evaluation and member.span.phase != LOG else member.span.phase
-        family.add(phase)
-        if member is chain[-1]:
-            node.top = phase
-    node.phase = phase
-    node.family = frozenset(family)
+        is_log = member.span.phase == LOG
+        phases.append(EVALUATION if below_evaluation and not is_log else member.span.phase)
+    node.top, node.phase = phases[0], phases[-1]
+    node.family = frozenset(phases)
 
 
-def _atoms(
-    nodes: Sequence[_Node], start: int, end: int
-) -> Iterable[tuple[int, set[_Node]]]:
+def _atoms(nodes: Sequence[_Node], start: int, end: int) -> Iterable[tuple[int, set[_Node]]]:
     """Each stretch of constant activity with the spans active in it, in the order of time.
 
     The set is the same object each time: read it before the next atom.

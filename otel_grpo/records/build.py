@@ -15,7 +15,6 @@ from msgspec import UNSET
 from otel_grpo.core import lengths, memory, throughput, timeline
 from otel_grpo.core.intervals import measure
 from otel_grpo.records.model import (
-    IntervalRow,
     Memory,
     Number,
     RolloutAttributes,

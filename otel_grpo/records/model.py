@@ -374,7 +374,9 @@ class WindowOpened(msgspec.Struct, frozen=True, tag_field="kind", tag="window_op
     start_ns: int
 
 
-class PublicationCompleted(msgspec.Struct, frozen=True, tag_field="kind", tag="publication_completed"):
+class PublicationCompleted(
+    msgspec.Struct, frozen=True, tag_field="kind", tag="publication_completed"
+):
     """A line of ``workers/``: a publication was confirmed after its window's record was written."""
 
     run_id: str

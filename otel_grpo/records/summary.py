@@ -11,8 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from msgspec import UNSET, structs
+import msgspec
+from msgspec import UNSET
 
 from otel_grpo.core import lengths, memory, throughput
 from otel_grpo.records import build, reader
@@ -21,6 +23,7 @@ from otel_grpo.records.model import (
     AttemptSummary,
     Number,
     Observed,
+    OpenWindow,
     PublicationCompleted,
     RankCounts,
     Record,
@@ -58,9 +61,7 @@ class _Rate:
 class TotalsBuilder:
     """Totals of one attempt, fed line by line; its size does not grow with their number."""
 
-    records: dict[str, int] = field(
-        default_factory=lambda: {"train": 0, "rollout": 0, "run": 0}
-    )
+    records: dict[str, int] = field(default_factory=lambda: {"train": 0, "rollout": 0, "run": 0})
     run_record: RunRecord | None = None
     iteration: int | None = None
     last_ns: int = 0
@@ -158,7 +159,9 @@ class TotalsBuilder:
         window = a.window
         self._windows[window.status] += 1
         self._first_start = (
-            window.start_ns if self._first_start is None else min(self._first_start, window.start_ns)
+            window.start_ns
+            if self._first_start is None
+            else min(self._first_start, window.start_ns)
         )
         self._last_end = max(self._last_end, window.end_ns)
         self._windows_ns += window.end_ns - window.start_ns
@@ -283,25 +286,37 @@ def summary_of(
     attempt: int,
     records: Mapping[str, int],
     head: str | None,
-    attempts: Iterable[AttemptSummary] = (),
-    **more: object,
+    attempts: Iterable[AttemptSummary],
+    observed: Observed,
+    opened: OpenWindow | None = None,
 ) -> Summary:
     """``summary.json`` from the totals of the latest attempt and the blocks of the earlier ones."""
     return Summary(
-        **structs.asdict(totals),
+        **_fields(totals),
         run_id=run_id,
         attempt=attempt,
         records=dict(records),
         head=head,
         attempts=list(attempts),
-        **more,
+        observed=observed,
+        open=opened,
     )
 
 
 def earlier(totals: Totals, attempt: int, records: Mapping[str, int]) -> AttemptSummary:
     """The block of an attempt that is not the latest any more."""
-    fields = {name: getattr(totals, name) for name in Totals.__struct_fields__}
-    return AttemptSummary(**fields, attempt=attempt, records=dict(records))
+    return AttemptSummary(**_fields(totals), attempt=attempt, records=dict(records))
+
+
+def encode_summary(summary: Summary) -> bytes:
+    """The bytes of ``summary.json``: what names the run stands first."""
+    fields = msgspec.to_builtins(summary)
+    first = {name: fields.pop(name) for name in ("schema", "run_id", "attempt", "status")}
+    return msgspec.json.format(msgspec.json.encode(first | fields), indent=1) + b"\n"
+
+
+def _fields(totals: Totals) -> dict[str, Any]:
+    return {name: getattr(totals, name) for name in Totals.__struct_fields__}
 
 
 def summarize(run_dir: Path) -> Summary:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from otel_grpo.core.ledger import Batch, Samples, Visit
 from otel_grpo.tracing import sanitize
@@ -139,7 +140,9 @@ class Iteration:
         count = next((len(c) for c in given.values() if c is not None), n or 0)
         with self._run._event("consumed", self._window) as window:
             if window is not None:
-                columns = {name: _column(c, count, name) for name, c in given.items() if c is not None}
+                columns = {
+                    name: _column(c, count, name) for name, c in given.items() if c is not None
+                }
                 if versions is not None:
                     columns["policy_lag"] = self._run.version - _versions(versions, count)
                 cut = None if truncated is None else np.flatnonzero(_flags(truncated, count))
@@ -281,7 +284,7 @@ def _versions(versions: int | Sequence[int], n: int) -> Ints:
     return _column(versions, n, "versions")  # type: ignore[arg-type]
 
 
-def _flags(values: Sequence[bool], n: int) -> Ints:
+def _flags(values: Sequence[bool], n: int) -> npt.NDArray[np.bool_]:
     if len(values) != n:
         raise ValueError(f"truncated: {len(values)} values for {n} samples")
-    return np.asarray(values, dtype=bool)  # type: ignore[return-value]
+    return np.asarray(values, dtype=bool)

@@ -62,7 +62,7 @@ def _process_start_ns() -> int:
 
 def _finish_all() -> None:
     error: Any = getattr(sys, "last_value", None)
-    for run in list(_runs):
+    for run in _runs:
         run.finish(error=error)
 
 

@@ -37,7 +37,9 @@ def _resource_spans(
 ) -> dict[str, Any]:
     return {
         "resource": {"attributes": _attributes(resource.attributes)},
-        "scopeSpans": [{"scope": _scope(scope), "spans": spans} for scope, spans in scopes.values()],
+        "scopeSpans": [
+            {"scope": _scope(scope), "spans": spans} for scope, spans in scopes.values()
+        ],
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from contextvars import ContextVar
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -163,7 +164,5 @@ def mark_failed(span: Span, error: BaseException) -> None:
 
 def _detach(token: Token[Context]) -> None:
     """Like `opentelemetry.context.detach`, which logs an error for a token of another context."""
-    try:
+    with suppress(ValueError):
         token.var.reset(token)
-    except ValueError:
-        pass

@@ -22,7 +22,9 @@ class Publication:
         self.completed_ns: int | None = None
         self.bytes: int | None = None
         self.snapshot: dict[str, int | None] = {}
-        self.recorded = False  # its window's record is made: a later completion is a line of its own
+        self.recorded = (
+            False  # its window's record is made: a later completion is a line of its own
+        )
         self._run = run
 
     def completed(

@@ -202,15 +202,17 @@ class Recorder:
             records=self.totals.records,
             head=self.head,
             attempts=self.earlier,
-            open=None if over else opened,
+            opened=None if over else opened,
             observed=self._observe(),
         )
 
     def _rollout_attributes(self, closed: ClosedWindow) -> RolloutAttributes:
         window, events = closed.window, closed.events
         counts = resolve(events, self._trained)
-        status = "aborted" if closed.aborted else counts.status(
-            events.updates, discarded=bool(events.discarded)
+        status = (
+            "aborted"
+            if closed.aborted
+            else counts.status(events.updates, discarded=bool(events.discarded))
         )
         rows = closed.rows
         consumed = bool(counts.samples)

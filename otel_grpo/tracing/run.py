@@ -7,14 +7,12 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import UNSET
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Link, Span, Tracer, set_span_in_context
@@ -24,6 +22,7 @@ from otel_grpo._version import __version__
 from otel_grpo.core.clock import Clock, boot_id
 from otel_grpo.core.ledger import Ledger
 from otel_grpo.records import rundir
+from otel_grpo.records.files import atomic_write, errno_name
 from otel_grpo.records.model import (
     Attempt,
     ClockPair,
@@ -38,8 +37,7 @@ from otel_grpo.records.model import (
     WindowStatus,
     World,
 )
-from otel_grpo.records.summary import load_earlier
-from otel_grpo.records.files import atomic_write, errno_name
+from otel_grpo.records.summary import encode_summary, load_earlier
 from otel_grpo.records.writer import Writer
 from otel_grpo.tracing import lanes, lifecycle, sanitize
 from otel_grpo.tracing.account import Account
@@ -116,7 +114,7 @@ class Run:
         self.run_id = run_id
         self._directory = directory
         self._readings = readings
-        self._common = {semconv.RUN_ID: run_id, semconv.ROLE: role, semconv.RANK: 0}
+        self._common: dict[str, Any] = {semconv.RUN_ID: run_id, semconv.ROLE: role, semconv.RANK: 0}
         attempt = Attempt(
             attempt=1 if directory is None else directory.attempt,
             started_unix_ns=self.started_ns,
@@ -154,7 +152,7 @@ class Run:
         self.run_span = self._private.start_span(
             semconv.SPAN_RUN,
             Context(),
-            attributes=dict(self._common),
+            attributes=self._common,
             start_time=self.started_ns,
         )
         self._writer.call(self._prepare_directory)
@@ -164,16 +162,18 @@ class Run:
 
     def _open_tracers(self, provider: TracerProvider | None, attempt: Attempt, role: str) -> None:
         private = RecordingProvider(
-            resource({
-                semconv.RL_SYSTEM: attempt.trainer.name,
-                semconv.RL_SYSTEM_VERSION: attempt.trainer.version,
-                semconv.RL_ALGORITHM: attempt.trainer.algorithm,
-                semconv.RUN_ID: self.run_id,
-                semconv.ATTEMPT: attempt.attempt,
-                semconv.ROLE: role,
-                semconv.RANK: 0,
-                semconv.RL_WORLD_SIZE: attempt.world.size,
-            })
+            resource(
+                {
+                    semconv.RL_SYSTEM: attempt.trainer.name,
+                    semconv.RL_SYSTEM_VERSION: attempt.trainer.version,
+                    semconv.RL_ALGORITHM: attempt.trainer.algorithm,
+                    semconv.RUN_ID: self.run_id,
+                    semconv.ATTEMPT: attempt.attempt,
+                    semconv.ROLE: role,
+                    semconv.RANK: 0,
+                    semconv.RL_WORLD_SIZE: attempt.world.size,
+                }
+            )
         )
         private.add_span_processor(self._processor)
         self.tracer_provider: TracerProvider = private
@@ -575,8 +575,7 @@ class Run:
         now = self.clock.now()
         over = self._recorder.totals.run_record is not None
         summary = self._recorder.summary(now, self._open_now())
-        data = msgspec.json.format(msgspec.json.encode(summary), indent=1) + b"\n"
-        atomic_write(self._directory.summary, data, fsync=over)
+        atomic_write(self._directory.summary, encode_summary(summary), fsync=over)
 
     def _open_now(self) -> OpenWindow | None:
         window = self.window
@@ -616,9 +615,7 @@ class Run:
                 )
             self._replays.add(rollout_id)
 
-    def _event(
-        self, name: str, window: Window | None, *, window_needed: bool = True
-    ) -> _Event:
+    def _event(self, name: str, window: Window | None, *, window_needed: bool = True) -> _Event:
         return _Event(self, name, window, window_needed)
 
     def _die_in_child(self) -> None:

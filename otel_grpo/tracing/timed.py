@@ -112,7 +112,7 @@ class _Call:
         except Exception as error:
             run.guard.fault("timed.start", error)
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         run, span = self._run, self._span
         if run is None or span is None or not run.live:
             return

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from otel_grpo.core.ledger import Visit
     from otel_grpo.tracing.run import Run
 
 
@@ -21,7 +20,7 @@ class Update:
     def __init__(
         self,
         run: Run,
-        samples: list[Visit] | int | None,
+        samples: int | None,
         nominal: int | None,
         start_ns: int | None = None,
     ) -> None:

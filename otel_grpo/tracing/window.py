@@ -18,19 +18,32 @@ if TYPE_CHECKING:
 class Reading(Protocol):
     """One reading of memory, in bytes; None where it is not known (see `otel_grpo.devices`)."""
 
-    rank: int
-    host: str
-    pid: int
-    device: int | None
-    allocator_allocated: int | None
-    allocator_reserved: int | None
-    allocator_peak_allocated: int | None
-    allocator_peak_reserved: int | None
-    device_used: int | None
-    device_total: int | None
-    process_rss: int | None
-    host_used: int | None
-    host_total: int | None
+    @property
+    def rank(self) -> int: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def device(self) -> int | None: ...
+    @property
+    def allocator_allocated(self) -> int | None: ...
+    @property
+    def allocator_reserved(self) -> int | None: ...
+    @property
+    def allocator_peak_allocated(self) -> int | None: ...
+    @property
+    def allocator_peak_reserved(self) -> int | None: ...
+    @property
+    def device_used(self) -> int | None: ...
+    @property
+    def device_total(self) -> int | None: ...
+    @property
+    def process_rss(self) -> int | None: ...
+    @property
+    def host_used(self) -> int | None: ...
+    @property
+    def host_total(self) -> int | None: ...
 
 
 @dataclass(slots=True)
