@@ -136,6 +136,9 @@ def recorded_run(
                 yield recorded
         finally:
             recorded.read()
+        faults = {name: n for name, n in run.guard.errors.items() if not name.startswith("api.")}
+        if strict and faults:  # those of the writer's thread can be raised nowhere else
+            raise AssertionError(f"faults of the plugin: {faults}")
 
 
 def _lines(path: Path) -> list[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from dataclasses import dataclass
 
 from otel_grpo import semconv
@@ -22,16 +23,19 @@ class Row:
 
 
 _TRAINING = frozenset({semconv.POLICY_TRAIN, semconv.OPTIMIZER})
+# An update may be made of several windows, a loop may report none at all.
+_MOST_TRAINING = 100_000
 
 
 class Account:
     """Rows of the open window. Calls come from any thread; each holds the lock for a moment."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler or the garbage collector may end a span while we hold it.
+        self._lock = threading.RLock()
         self._open: dict[int, Row] = {}
         self._closed: list[Row] = []
-        self._training: list[Row] = []
+        self._training: deque[Row] = deque(maxlen=_MOST_TRAINING)
         self._foreign = 0
         self.collecting = False
 
@@ -66,7 +70,6 @@ class Account:
         """A window opens at `start`: what ended before it is forgotten."""
         with self._lock:
             self._closed = [row for row in self._closed if row.end is None or row.end > start]
-            self._training = []
             self.collecting = True
 
     def take(self, end: int) -> tuple[list[Row], int]:
@@ -92,7 +95,8 @@ class Account:
     def take_training(self) -> list[Row]:
         """Rows of training and optimizer since the last call; open ones have ``end`` None."""
         with self._lock:
-            rows, self._training = self._training, []
+            rows = list(self._training)
+            self._training.clear()
             return rows + [
                 _still_open(row) for row in self._open.values() if row.phase in _TRAINING
             ]

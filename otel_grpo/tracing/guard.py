@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import sys
 import threading
 from collections import Counter
 from time import monotonic
@@ -24,7 +26,8 @@ class Guard:
     def __init__(self, *, strict: bool | None = None) -> None:
         self.strict = is_true(os.environ.get(STRICT)) if strict is None else strict
         self.errors: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler or the garbage collector may end a span while we hold it.
+        self._lock = threading.RLock()
         self._told: dict[str, float] = {}
 
     def fault(self, place: str, error: BaseException) -> None:
@@ -56,6 +59,12 @@ class Guard:
                 return False
             self._told[place] = now
             return True
+
+
+def tell(message: str) -> None:
+    """One line to the person at the terminal, on stderr: stdout belongs to the trainer."""
+    with contextlib.suppress(Exception):
+        print(f"otel-grpo: {message}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def is_true(value: str | None) -> bool:

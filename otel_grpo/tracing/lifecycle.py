@@ -62,8 +62,10 @@ def _process_start_ns() -> int:
 
 def _finish_all() -> None:
     error: Any = getattr(sys, "last_value", None)
-    for run in _runs:
-        run.finish(error=error)
+    for run in _runs.copy():  # each takes itself off the list
+        # Left inside an iteration without an exception that we know of: sys.exit, or a thread's end.
+        cut = error is None and run.window is not None
+        run.finish("interrupted" if cut else None, error=error)
 
 
 def _forget_all() -> None:

@@ -6,7 +6,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler
 
 from otel_grpo import semconv
@@ -27,6 +27,10 @@ class RecordingProvider(TracerProvider):
             resource=resource,
             sampler=sampler,
             id_generator=UrandomIdGenerator(),
+            # Our attributes are bounded where they are made: no variable may cut a phase's name.
+            span_limits=SpanLimits(
+                max_attribute_length=SpanLimits.UNSET, max_span_attribute_length=SpanLimits.UNSET
+            ),
             shutdown_on_exit=False,
         )
         # The SDK reads OTEL_SDK_DISABLED in its constructor and then hands out no-op tracers.

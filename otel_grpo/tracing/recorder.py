@@ -326,7 +326,7 @@ def _end_loop_span(
             span.set_attribute(name, value)
     if attributes.publications:
         span.set_attribute(semconv.WEIGHTS_VERSION, attributes.publications[-1].version)
-    if closed.error is not None:
+    if closed.error_type is not None:
         span.set_status(Status(StatusCode.ERROR))
-        span.set_attribute(semconv.ERROR_TYPE, type(closed.error).__qualname__)
+        span.set_attribute(semconv.ERROR_TYPE, closed.error_type)
     span.end(end_time=closed.end_ns)

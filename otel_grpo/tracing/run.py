@@ -41,7 +41,7 @@ from otel_grpo.records.summary import encode_summary, load_earlier
 from otel_grpo.records.writer import Writer
 from otel_grpo.tracing import lanes, lifecycle, sanitize
 from otel_grpo.tracing.account import Account
-from otel_grpo.tracing.guard import Guard, is_true, logger
+from otel_grpo.tracing.guard import Guard, is_true, logger, tell
 from otel_grpo.tracing.iteration import Iteration
 from otel_grpo.tracing.otlp_json import encode
 from otel_grpo.tracing.phase import Phase, mark_failed
@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 PUBLICATION_DEADLINE_NS = 30 * 10**9
 # How often summary.json is rewritten while nothing else happens: an open wait is visible.
 SUMMARY_TICK_S = 5.0
+# Short windows do not rewrite it each time.
+SUMMARY_EVERY_NS = 10**9
 
 Readings = Callable[[], Sequence[Reading]]
 
@@ -89,6 +91,7 @@ class Run:
         self._uncovered: list[int] = []
         self._replays: set[RolloutId] = set()
         self._account = Account()
+        self._summary_due_ns = 0
 
     # --- start and end ---------------------------------------------------------------------------
 
@@ -159,6 +162,8 @@ class Run:
         self._writer.start()
         self.live = True
         lifecycle.register(self)
+        if self.path is not None:
+            tell(f"recording to {self.path}")
 
     def _open_tracers(self, provider: TracerProvider | None, attempt: Attempt, role: str) -> None:
         private = RecordingProvider(
@@ -253,7 +258,7 @@ class Run:
             told = ", ".join(f"{name} {n}" for name, n in lost.items()) or "the summary"
             logger.warning("otel-grpo: not written: %s (run %s, %s)", told, self.run_id, self.path)
         elif self.path is not None:
-            logger.info("otel-grpo: run %s is in %s", self.run_id, self.path)
+            tell(f"run {self.run_id} is recorded in {self.path}")
 
     # --- what a user calls -----------------------------------------------------------------------
 
@@ -378,7 +383,8 @@ class Run:
                         window=window,
                         end_ns=end_ns,
                         aborted=error is not None or status == "aborted",
-                        error=error,
+                        # Not the exception: its frames hold the trainer's tensors.
+                        error_type=None if error is None else type(error).__qualname__,
                         rows=rows,
                         foreign_spans=foreign,
                         events=self.ledger.close(),
@@ -560,7 +566,7 @@ class Run:
     def _written(self, sink: str, item: Any, line_hash: str | None) -> None:
         if sink == "metrics_raw" and line_hash is not None:
             self._recorder.written(item, line_hash)
-            if item.scope != "update":
+            if item.scope != "update" and self.clock.now() >= self._summary_due_ns:
                 self._write_summary()
         elif sink == "workers":
             self._recorder.totals.add_line(item)
@@ -573,6 +579,7 @@ class Run:
         if self._directory is None:
             return
         now = self.clock.now()
+        self._summary_due_ns = now + SUMMARY_EVERY_NS
         over = self._recorder.totals.run_record is not None
         summary = self._recorder.summary(now, self._open_now())
         atomic_write(self._directory.summary, encode_summary(summary), fsync=over)

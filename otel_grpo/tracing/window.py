@@ -69,7 +69,7 @@ class ClosedWindow:
     window: Window
     end_ns: int
     aborted: bool
-    error: BaseException | None
+    error_type: str | None
     rows: list[Row]
     foreign_spans: int
     events: WindowEvents
