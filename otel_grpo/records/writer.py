@@ -287,7 +287,7 @@ class Writer:
             self._bell.acquire(timeout=COLLECT_S)
             try:
                 over = self._round()
-            except BaseException as error:  # noqa: BLE001 - the thread outlives it
+            except BaseException as error:
                 self._report("writer", error)
         for state in self._states.values():
             self._guarded("writer.close", partial(self._close_file, state))
@@ -329,7 +329,7 @@ class Writer:
         if callable(item):
             try:
                 made = item()
-            except BaseException as error:  # noqa: BLE001 - ends no thread, is counted
+            except BaseException as error:
                 self._report(f"writer.{state.sink.name}", error)
                 self._seq += state.sink.chained
                 self._settle(state, 1, ERROR)
@@ -350,7 +350,7 @@ class Writer:
                 seq, self._seq = self._seq, self._seq + 1  # lost below or not, it is used up
                 item.seq, item.prev = seq, self._prev
             line = item if isinstance(item, bytes) else _encoder.encode(item)
-        except BaseException as error:  # noqa: BLE001 - ends no thread, is counted
+        except BaseException as error:
             self._report(f"writer.{state.sink.name}", error)
             self._settle(state, 1, ERROR)
             return
@@ -377,7 +377,7 @@ class Writer:
     def _write_batch(self, state: _State, items: list[Any]) -> None:
         try:
             line = state.sink.encode(items)  # type: ignore[misc] # a batched sink has one
-        except BaseException as error:  # noqa: BLE001 - ends no thread, is counted
+        except BaseException as error:
             if len(items) > 1:  # only the items that can't be written are lost
                 for item in items:
                     self._write_batch(state, [item])
@@ -395,7 +395,7 @@ class Writer:
         else:
             try:
                 reason = state.file.write(line)
-            except BaseException as error:  # noqa: BLE001 - not of the disk
+            except BaseException as error:
                 self._report(f"writer.{state.sink.name}", error)
                 reason = ERROR
         self._settle(state, n, reason)
@@ -435,7 +435,7 @@ class Writer:
     def _guarded(self, place: str, work: Callable[[], object]) -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - ends no thread, is counted
+        except BaseException as error:
             self._report(place, error)
 
     def _report(self, place: str, error: BaseException) -> None:
@@ -506,7 +506,7 @@ _live: weakref.WeakSet[Writer] = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for writer in list(_live):
-        writer._die_in_child()  # noqa: SLF001 - no one else may call it
+        writer._die_in_child()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
