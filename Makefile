@@ -57,7 +57,7 @@ quick: $(QUICK_CHECKS) ## All checks but the tests
 
 test-core: $(addprefix test-core-,$(PYTHONS)) ## The tests without a trainer, on every installed Python
 
-test-core-%: .venv/dev-%
+$(addprefix test-core-,$(PYTHONS)): test-core-%: .venv/dev-%
 	@echo "== tests on Python $*"
 	@.venv/dev-$*/$(pytest) --ignore=tests/trl tests
 	@$(passed)
@@ -75,7 +75,7 @@ endif
 
 lint: $(DEV) ## Lint
 	@echo "== lint"
-	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff check --quiet --output-format concise
 	@$(passed)
 
 check-format: $(DEV)
@@ -90,7 +90,7 @@ types: $(DEV) ## Check the types, and that the public ones are what tests/typing
 
 contracts: $(DEV) ## Check which room imports which
 	@echo "== import contracts"
-	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/lint-imports --no-logo --no-cache
 	@$(passed)
 
 check-schema: $(DEV)
@@ -129,7 +129,7 @@ changelog: $(DEV) ## Show the next entry of CHANGELOG.md, made from changelog.d
 	@$(BIN)/towncrier build --draft --version next
 
 clean: ## Remove what is made here; the cached environments stay
-	rm -rf .build .venv dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .build .venv dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:
