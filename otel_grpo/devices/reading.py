@@ -20,7 +20,7 @@ def attempt(place: str, read: Callable[[], T], on_error: OnError) -> T | None:
     """What `read` returns; None, told to `on_error`, where it fails."""
     try:
         return read()
-    except Exception as error:  # noqa: BLE001  # whatever a driver raises costs one reading, no more
+    except Exception as error:  # whatever a driver raises costs one reading, no more
         on_error(place, error)
         return None
 

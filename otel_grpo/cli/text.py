@@ -1,0 +1,60 @@
+"""How names and numbers are written for people."""
+
+from __future__ import annotations
+
+import unicodedata
+from decimal import Decimal
+
+# What a terminal obeys instead of showing it: controls, direction and format marks, lone surrogates
+# and line breaks of other alphabets.
+_NOT_SHOWN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+_LONGEST_NAME = 60
+
+
+def visible(text: str) -> str:
+    """`text` with everything that a terminal would obey written as an escape."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        char.encode("unicode_escape").decode() if unicodedata.category(char) in _NOT_SHOWN else char
+        for char in text
+    )
+
+
+def name(text: str) -> str:
+    """A name from a file, fit for a cell: visible, on one line, its middle left out if endless."""
+    shown = visible(text)
+    if len(shown) <= _LONGEST_NAME:
+        return shown
+    half = (_LONGEST_NAME - 3) // 2
+    return f"{shown[:half]}...{shown[-half:]}"
+
+
+def seconds(ns: int | None) -> str:
+    """Nanoseconds as seconds with three decimals, rounded from the exact value."""
+    return "-" if ns is None else f"{Decimal(ns).scaleb(-9):.3f}"
+
+
+def milliseconds(ns: int) -> str:
+    """Nanoseconds as milliseconds with three decimals."""
+    return f"{Decimal(ns).scaleb(-6):.3f}"
+
+
+def gib(count: float | None) -> str:
+    """Bytes as GiB (2**30) with three decimals."""
+    return "-" if count is None else f"{count / 2**30:.3f}"
+
+
+def rate(value: float | None) -> str:
+    """A ratio with three decimals."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def integer(value: int | None) -> str:
+    """A count; what is not known is a dash, never a 0."""
+    return "-" if value is None else str(value)
+
+
+def count(number: int, noun: str) -> str:
+    """``1 file``, ``2 files``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
