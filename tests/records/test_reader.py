@@ -89,6 +89,14 @@ def test_torn_line_at_the_end(run_dir, line):
     assert read(run_dir, last[:9]) == [-1]
 
 
+def test_torn_anywhere(run_dir, line):
+    """A cut inside a number, a character, an escape or a word is a torn line as well."""
+    rich = {"a": -1.5e-300, "b": [True, False, None, -3, 1e22, 0.25], "é\n": "日\\😀"}
+    raw = msgspec.json.encode({"x": rich}).replace("日".encode(), b"\\u65e5") + b"\n"
+    for cut in range(1, len(raw) - 1):
+        assert read(run_dir, line(1, 0) + raw[:cut] + b"\n" + line(2, 1)) == [0, -2, 1], raw[:cut]
+
+
 def test_torn_lines_before_a_new_attempt(run_dir, line):
     """One or more torn lines may stand right before a new attempt."""
     torn = line()[:30] + b"\n"
