@@ -1,0 +1,300 @@
+"""One attempt: its lines in order, the laws between them, and its totals against what is stored."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from msgspec import UnsetType
+
+from otel_grpo.audit import rollout, train
+from otel_grpo.audit.chain import FILE
+from otel_grpo.audit.decode import KINDS, Header, Json, Record, flat
+from otel_grpo.audit.files import Workers
+from otel_grpo.audit.laws import Laws
+from otel_grpo.audit.report import Findings, Value
+from otel_grpo.audit.totals import FORMULA, Totals
+from otel_grpo.records.model import (
+    Attempt,
+    RolloutAttributes,
+    RunAttributes,
+    SinkCounts,
+    Totals as StoredTotals,
+    TrainAttributes,
+    Update,
+)
+
+# Counts whose absence from the file means 0: the writer leaves defaults out.
+_DEFAULTS = ("publications", "publications_pending", "nonfinite")
+# Blocks that an attempt without a window may leave out as well as fill with zeros.
+_COUNTS = ("samples.", "updates.")
+# What of a summary is not a total.
+_APART = ("attempt", "attempts", "observed", "open")
+
+
+class AttemptAudit:
+    """Takes the records of one attempt in the order of the file."""
+
+    def __init__(self, facts: Attempt, workers: Workers, findings: Findings) -> None:
+        self.facts = facts
+        self.records: Counter[str] = Counter()
+        self.totals = Totals()
+        self.end: RunAttributes | None = None
+        self.gap = 0  # lines that `seq` says are lost
+        self.incomplete = False  # evidence of this attempt is unreadable: no totals
+        self.sink: SinkCounts | None = None
+        self.worst: tuple[float, int] | None = None  # least covered window: share, line
+        self._workers = workers
+        self._findings = findings
+        self._laws = Laws(findings)
+        self._last = facts.started_unix_ns
+        self._iteration: int | None = None
+        self._applied: int | None = 0
+        self._pending: int | None = 0
+        self._gap_before = 0
+        self._late = 0  # publications of its windows that were confirmed after their record
+        self._opened_recorded = 0
+        self._update_rows: dict[int, list[Update]] = {}
+        self._trained: dict[int, list[tuple[int, TrainAttributes, Header]]] = defaultdict(list)
+        self._ramps: dict[str, train.Ramp] = defaultdict(train.Ramp)
+
+    @property
+    def number(self) -> int:
+        """Counts from 1."""
+        return self.facts.attempt
+
+    # --- lines
+
+    def add(self, line: int, record: Record) -> None:
+        """One record: recomputed, then held against the ones before it."""
+        head, attributes = record.head, record.attributes
+        if self.end is not None:
+            self._wrong(line, "kind", "a record after the `run` record of its attempt", head.kind)
+        self.records[head.kind] += 1
+        self._last = max(self._last, head.time_unix_ns)
+        self._laws.sinks(FILE, line, record.observed)
+        if isinstance(attributes, RolloutAttributes):
+            self._rollout(line, record, attributes)
+        elif isinstance(attributes, TrainAttributes):
+            self._train(line, record, attributes)
+        else:
+            self._run(line, record, attributes)
+
+    def _wrong(self, line: int | None, name: str, message: str, stored: Value = None) -> None:
+        self._findings.add("error", FILE, line, name, message, stored)
+
+    def _rollout(self, line: int, record: Record, a: RolloutAttributes) -> None:
+        self._order(line, record.head, a)
+        devices = len(self.facts.world.devices) or None
+        try:
+            if not self._laws.rollout(line, record, a, devices):
+                raise ValueError("evidence that does not fit together")
+            window = rollout.derive(a, self._pending)
+        except (ValueError, OverflowError) as error:
+            self._wrong(line, "metrics", f"cannot be recomputed: {error}")
+            self.incomplete = True
+            return
+        m = window.metrics
+        self._findings.compare(FILE, line, "metrics.", record.metrics, m)
+        self._findings.equal(FILE, line, "attributes.window.status", a.window.status, window.status)
+        self._laws.segments(line, a, window.account.segments)
+        if not isinstance(a.pending, UnsetType):
+            level = m.get("samples.pending")
+            self._findings.equal(
+                FILE,
+                line,
+                "attributes.pending",
+                a.pending,
+                int(level) if level is not None else None,
+            )
+        level = m.get("samples.pending")
+        self._pending = level if isinstance(level, int) else None
+        self.totals.add(a, window)
+        self._last = max(self._last, a.window.end_ns)
+        wall = m["time.wall_ns"]
+        if wall:
+            share = 1 - m["time.unattributed_ns"] / wall
+            self.worst = min(self.worst or (2.0, 0), (share, line))
+        for p in a.publications:
+            if p.completed_ns is None:
+                instant = self._workers.late.get(
+                    (self.number, record.head.iteration or 0, p.version)
+                )
+                self._late += instant is not None
+        rate = m.get("throughput.device")
+        if isinstance(rate, float):
+            self._ramp(line, "metrics.throughput.device", rate)
+        self._updates(line, record.head, a)
+
+    def _order(self, line: int, head: Header, a: RolloutAttributes) -> None:
+        """Iterations one after the other, windows disjoint and in order."""
+        lost = self.gap > self._gap_before or self.incomplete
+        expected = (self._iteration or 0) + 1
+        if head.iteration is None or head.iteration < expected:
+            self._wrong(line, "iteration", f"must grow, at least {expected}", head.iteration)
+        elif head.iteration > expected and not lost:
+            self._findings.equal(FILE, line, "iteration", head.iteration, expected, "none is lost")
+        if self.incomplete or (head.iteration or 0) > expected:
+            self._pending = None
+            self._applied = None
+        self._gap_before = self.gap
+        self._iteration = head.iteration if head.iteration is not None else self._iteration
+        opened = self._workers.opened.get(self.number)
+        if opened is not None and head.iteration is not None:
+            self._opened_recorded += head.iteration in opened
+        if self.totals.last_end is not None and a.window.start_ns < self.totals.last_end:
+            self._wrong(line, "attributes.window.start_ns", "overlaps the window before")
+        if a.window.start_ns < self.facts.started_unix_ns:
+            self._wrong(line, "attributes.window.start_ns", "before the attempt started")
+
+    def _updates(self, line: int, head: Header, a: RolloutAttributes) -> None:
+        """``step`` counts the updates applied so far, and so does the record's optimizer step."""
+        applied = self._applied
+        if applied is None and a.updates:
+            first = a.updates[0]
+            applied = first.step - (first.status == "applied")
+        for k, u in enumerate(a.updates):
+            applied = (applied or 0) + (u.status == "applied")
+            self._findings.equal(FILE, line, f"attributes.updates[{k}].step", u.step, applied)
+            if u.end_ns < u.start_ns:
+                self._wrong(line, f"attributes.updates[{k}]", "ends before it starts")
+        self._applied = head.optimizer_step if applied is None else applied
+        if applied is not None:
+            self._findings.equal(FILE, line, "optimizer_step", head.optimizer_step, applied)
+        if head.iteration is not None:
+            self._update_rows[head.iteration] = a.updates
+            self._match(head.iteration, line)
+
+    def _train(self, line: int, record: Record, a: TrainAttributes) -> None:
+        self._laws.train(line, a)
+        try:
+            self._findings.compare(FILE, line, "metrics.", record.metrics, train.derive(a))
+        except OverflowError as error:
+            self._wrong(line, "metrics", f"cannot be recomputed: {error}")
+        for name, value in a.scalars.items():
+            if value is not None and train.is_rate(name):
+                self._ramp(line, f"attributes.scalars.{name}", float(value))
+        if record.head.iteration is not None:
+            self._trained[record.head.iteration].append((line, a, record.head))
+            self._match(record.head.iteration, line)
+
+    def _match(self, iteration: int, line: int) -> None:
+        """A window's update rows and its ``train`` records, once both are all there."""
+        rows, found = self._update_rows.get(iteration), self._trained.get(iteration, [])
+        if rows is None or len(found) < len(rows):
+            return
+        if len(found) > len(rows):
+            message = f"{len(found)} train records for {len(rows)} updates"
+            self._wrong(line, "attributes.updates", message)
+        for (at, a, head), row in zip(found, rows, strict=False):
+            self._findings.equal(FILE, at, "attributes.status", a.status, row.status, "its window")
+            self._findings.equal(FILE, at, "attributes.n", a.n, row.samples, "its window")
+            self._findings.equal(FILE, at, "optimizer_step", head.optimizer_step, row.step)
+        del self._update_rows[iteration]
+        self._trained.pop(iteration, None)
+
+    def _ramp(self, line: int, name: str, value: float) -> None:
+        if self._ramps[name].grows(value):
+            self._findings.add(
+                "warning",
+                FILE,
+                line,
+                name,
+                "grows like 1 : 2 : 3 : 4: the sign of a sum since the start over one step's time",
+                value,
+            )
+
+    # --- the end
+
+    def _run(self, line: int, record: Record, a: RunAttributes) -> None:
+        self.end = a
+        self.sink = record.observed.sinks.get("metrics_raw")
+        numbers = flat(record.raw)
+        metrics = {
+            name: value
+            for name, value in record.metrics.items()
+            if value or name in numbers or name not in _DEFAULTS
+        }
+        self._findings.compare(FILE, line, "metrics.", metrics, numbers)
+        if self._iteration is not None or record.head.iteration is not None:
+            self._findings.equal(FILE, line, "iteration", record.head.iteration, self._iteration)
+        if self._applied is not None and not self.incomplete:
+            self._findings.equal(
+                FILE, line, "optimizer_step", record.head.optimizer_step, self._applied
+            )
+        after = sum(
+            key[0] == self.number and at > a.ended_unix_ns for key, at in self._workers.late.items()
+        )
+        self._totals(FILE, line, "attributes.", a, record.raw, {}, max(0, self._late - after))
+
+    def finish(self) -> None:
+        """After the last line of the attempt: each attempted update has its ``train`` record."""
+        if self.incomplete or self.gap or self.end is None:
+            return  # what is lost may be what is missing
+        for iteration, rows in self._update_rows.items():
+            found = len(self._trained.get(iteration, ()))
+            message = f"iteration {iteration} has {len(rows)} updates and {found} train records"
+            self._wrong(None, "attributes.updates", message)
+        for iteration, records in self._trained.items():
+            if records and iteration not in self._update_rows:
+                message = "no window tells of this update"
+                self._wrong(records[0][0], "iteration", message, iteration)
+
+    def check_summary(self, prefix: str, stored: StoredTotals, raw: Json) -> None:
+        """The block of this attempt in ``summary.json``."""
+        numbers = {f"records.{kind}": self.records[kind] for kind in KINDS}
+        self._totals("summary.json", None, prefix, stored, raw, numbers, self._late)
+
+    def _totals(
+        self,
+        file: str,
+        line: int | None,
+        prefix: str,
+        stored: StoredTotals,
+        raw: Json,
+        more: dict[str, int],
+        late: int,
+    ) -> None:
+        """Every number of the totals, then what they say in words."""
+        facts, findings = self.facts, self._findings
+        if self.incomplete:
+            findings.add(
+                "note", file, line, prefix.rstrip("."), "totals not recomputed: evidence is lost"
+            )
+            return
+        status, ended, lost = "interrupted", self._last, 0
+        if self.end is not None:
+            status, ended = self.end.status, self.end.ended_unix_ns
+        else:
+            ended = max(ended, self._workers.last.get(self.number, ended))
+            lost = len(self._workers.opened.get(self.number, ())) - self._opened_recorded
+        expected = self.totals.blocks(
+            facts.started_unix_ns, ended, lost=lost, late=late, ranks=facts.world.size
+        )
+        expected |= more
+        expected |= {f"base.{name}": value for name, value in facts.base.items()}
+        expected["world.size"] = facts.world.size
+        numbers = flat({k: v for k, v in raw.items() if k not in _APART})
+        lenient = (*_DEFAULTS, "records.") + (() if self.totals.count else _COUNTS)
+        for name in [n for n, v in expected.items() if v == 0 and n not in numbers]:
+            if name.startswith(lenient):
+                del expected[name]
+        for name in [n for n, v in numbers.items() if v == 0 and n not in expected]:
+            if name.startswith(lenient):
+                del numbers[name]
+        findings.compare(file, line, prefix, numbers, expected)
+        findings.equal(file, line, f"{prefix}status", stored.status, status)
+        for name in ("startup_ns", "between_ns", "shutdown_ns"):
+            part = expected[f"time.{name}"]
+            if isinstance(part, int) and part < 0:
+                findings.add("error", file, line, f"{prefix}time.{name}", "negative", part)
+        for name in ("trainer", "world"):
+            if getattr(stored, name) != getattr(facts, name):
+                findings.add("error", file, line, f"{prefix}{name}", "is not what run.json says")
+        formula = stored.throughput.get("formula")
+        if formula is not None or any(n.startswith("throughput.") for n in expected):
+            findings.equal(file, line, f"{prefix}throughput.formula", formula, FORMULA)
+
+    def coverage(self) -> tuple[int, int]:
+        """Nanoseconds of windows inside a phase, and in all."""
+        wall = self.totals.sums["time.wall_ns"]
+        return wall - self.totals.sums["time.unattributed_ns"], wall
