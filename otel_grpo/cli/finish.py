@@ -27,14 +27,14 @@ def finish(run_dir: Path, as_json: bool) -> None:
 
     from otel_grpo.cli.load import check_directory, clear_errors
     from otel_grpo.cli.text import count, visible
-    from otel_grpo.records.summary import summarize_run
+    from otel_grpo.records.summary import encode_summary, summarize
 
     check_directory(run_dir)
     path = run_dir / "summary.json"
     with _alone(run_dir), clear_errors():
         before = path.read_bytes() if path.exists() else None
-        summary = summarize_run(run_dir)
-        after = msgspec.json.encode(summary) + b"\n"
+        summary = summarize(run_dir)
+        after = encode_summary(summary)
         if before != after:
             _replace(path, after)
     said = {None: "written", after: "was complete already"}.get(before, "rewritten")

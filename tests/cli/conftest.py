@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+import otel_grpo
 from otel_grpo.cli import main
 from otel_grpo.records.model import (
     SCHEMA,
@@ -34,8 +36,8 @@ from otel_grpo.records.model import (
     RunTime,
     SinkCounts,
     Summary,
-    Trainer,
     TrainAttributes,
+    Trainer,
     TrainRecord,
     Window,
     WindowCounts,
@@ -299,6 +301,27 @@ def killed(reference: HandMadeRun) -> HandMadeRun:
         observed=Observed(time_unix_ns=FIRST_WINDOW + 150_344 * MS),
     )
     return reference
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Path:
+    """Three windows of a loop through the public API, as it writes them."""
+    path = tmp_path / "real"
+    with otel_grpo.start_run(path, trainer="loop", algorithm="grpo", run_id="real") as run:
+        for number in range(3):
+            with run.iteration() as it:
+                with it.phase("generation"):
+                    time.sleep(0.002)
+                samples = it.consumed(
+                    number, prompt_lengths=[3] * 4, completion_lengths=[5, 6, 7, 8]
+                )
+                with it.phase("policy_train"):
+                    it.trained(samples)
+                with it.update(samples=samples):
+                    pass
+                it.publication(number + 1).completed()
+                run.memory()
+    return path
 
 
 @pytest.fixture

@@ -48,28 +48,29 @@ def test_a_directory_of_another_tool(call: Any, tmp_path: Path, command: str) ->
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_file_in_the_place_of_the_directory(
-    call: Any, reference: Any, command: str
-) -> None:
+def test_a_file_in_the_place_of_the_directory(call: Any, reference: Any, command: str) -> None:
     path = reference.write() / "metrics_raw.jsonl"
     is_clear(call(command, path), str(path), "directory")
 
 
-@pytest.mark.parametrize("command", ["show", "audit"])
-def test_a_line_of_garbage_is_named(call: Any, reference: Any, command: str) -> None:
+def test_a_line_of_garbage_is_named(call: Any, reference: Any) -> None:
+    """In the middle: `audit` sees more in it, a line that was changed after it was written."""
     path = reference.write()
     spoil(path, "metrics_raw.jsonl", 3, GARBAGE)
-    is_clear(call(command, path), "metrics_raw.jsonl:3")
+    is_clear(call("show", path), "metrics_raw.jsonl:3")
+    assert "metrics_raw.jsonl:3" in call("audit", path).stdout
 
 
 @pytest.mark.parametrize("command", ["show", "audit"])
-def test_a_line_of_another_schema_version_is_named(
-    call: Any, reference: Any, command: str
-) -> None:
-    path = reference.write()
-    line = (path / "metrics_raw.jsonl").read_bytes().splitlines()[1]
-    spoil(path, "metrics_raw.jsonl", 2, line.replace(b"otel-grpo/1", b"otel-grpo/9") + b"\n")
-    is_clear(call(command, path), "metrics_raw.jsonl:2", "otel-grpo/9")
+def test_garbage_after_the_last_line_is_named(call: Any, reference: Any, command: str) -> None:
+    reference.torn = GARBAGE
+    is_clear(call(command, reference.write()), "metrics_raw.jsonl:8")
+
+
+@pytest.mark.parametrize("command", ["show", "audit"])
+def test_a_line_of_another_schema_version_is_named(call: Any, reference: Any, command: str) -> None:
+    reference.records[-1].schema = "otel-grpo/9"
+    is_clear(call(command, reference.write()), "metrics_raw.jsonl:7", "otel-grpo/9")
 
 
 @pytest.mark.parametrize("command", ["show", "audit"])
@@ -132,7 +133,7 @@ def test_with_json_wrong_usage_is_json_too(call: Any) -> None:
     [
         (["nothing"], "otel-grpo: No such command 'nothing'. (see `otel-grpo --help`)\n"),
         (["show", "a", "b"], "otel-grpo show: Got unexpected extra argument (b)"),
-        (["show", "--nothing", "a"], "otel-grpo show: No such option '--nothing'."),
+        (["show", "--nothing", "a"], "otel-grpo show: No such option"),
         (["audit"], "otel-grpo audit: Missing argument 'RUN_DIR...'."),
         (["audit", "--min-coverage", "7", "a"], "otel-grpo audit: Invalid value for"),
     ],
@@ -140,9 +141,8 @@ def test_with_json_wrong_usage_is_json_too(call: Any) -> None:
 def test_wrong_usage_is_one_line(call: Any, arguments: list[str], said: str) -> None:
     result = call(*arguments)
     assert result.exit_code == 2
+    assert result.stderr.startswith(said)
     assert result.stderr.count("\n") == 1
-    # Older releases of the parser put a colon before an option's name.
-    assert result.stderr.replace(": --", " '--", 1).startswith(said) or said in result.stderr
 
 
 def test_help_and_version(call: Any) -> None:

@@ -9,7 +9,6 @@ import sys
 from typing import Any
 
 import msgspec
-import pytest
 
 from otel_grpo.records.model import (
     AttemptSummary,
@@ -151,9 +150,7 @@ def test_unknown_numbers_are_dashes_and_not_zeros(reference: Any, call: Any) -> 
         if isinstance(record, RolloutRecord):
             for name in ("tokens.total", "tokens.completion", "throughput.device"):
                 record.metrics.pop(name)
-            record.attributes = msgspec.structs.replace(
-                record.attributes, devices=msgspec.UNSET
-            )
+            record.attributes = msgspec.structs.replace(record.attributes, devices=msgspec.UNSET)
     reference.change(tokens={}, throughput={}, memory={}, length={}, groups=msgspec.UNSET)
     output = call("show", reference.write()).stdout
     assert "     1  complete  81.659  81.659  0.000        20.191       -     -\n" in output
