@@ -25,6 +25,8 @@ class Row:
 _TRAINING = frozenset({semconv.POLICY_TRAIN, semconv.OPTIMIZER})
 # An update may be made of several windows, a loop may report none at all.
 _MOST_TRAINING = 100_000
+# Spans of others go on while no window is open.
+_MOST_WAITING = 10_000
 
 
 class Account:
@@ -36,8 +38,8 @@ class Account:
         self._open: dict[int, Row] = {}
         self._closed: list[Row] = []
         self._training: deque[Row] = deque(maxlen=_MOST_TRAINING)
-        self._foreign = 0
-        self.collecting = False
+        self._foreign: list[int] = []  # when each ended
+        self._collecting = False
 
     def start(self, row: Row) -> None:
         with self._lock:
@@ -58,9 +60,12 @@ class Account:
         with self._lock:
             self._keep(row)
 
-    def count_foreign(self) -> None:
+    def count_foreign(self, end: int) -> None:
+        """A span without a phase, made by another library, ended."""
         with self._lock:
-            self._foreign += 1
+            self._foreign.append(end)
+            if not self._collecting:
+                del self._foreign[:-_MOST_WAITING]
 
     def open_rows(self) -> list[Row]:
         with self._lock:
@@ -70,7 +75,8 @@ class Account:
         """A window opens at `start`: what ended before it is forgotten."""
         with self._lock:
             self._closed = [row for row in self._closed if row.end is None or row.end > start]
-            self.collecting = True
+            self._foreign = [at for at in self._foreign if at >= start]
+            self._collecting = True
 
     def take(self, end: int) -> tuple[list[Row], int]:
         """The rows of the window that closes at `end`, and the number of foreign spans in it.
@@ -87,8 +93,9 @@ class Account:
                     later.append(row)
             rows += [_still_open(row) for row in self._open.values() if row.start < end]
             self._closed = later
-            self.collecting = False
-            foreign, self._foreign = self._foreign, 0
+            self._collecting = False
+            foreign = sum(at < end for at in self._foreign)
+            self._foreign = [at for at in self._foreign if at >= end]
         rows.sort(key=lambda row: (row.start, row.id))
         return rows, foreign
 
@@ -102,10 +109,12 @@ class Account:
             ]
 
     def _keep(self, row: Row) -> None:
-        if self.collecting:
-            self._closed.append(row)
-            if row.phase in _TRAINING:
-                self._training.append(row)
+        # Also between two windows: where they tile, the next one starts before it is opened here.
+        self._closed.append(row)
+        if not self._collecting:
+            del self._closed[:-_MOST_WAITING]
+        if row.phase in _TRAINING:
+            self._training.append(row)
 
 
 def _still_open(row: Row) -> Row:

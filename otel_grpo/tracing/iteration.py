@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from opentelemetry import context as otel_context
+from opentelemetry.trace import set_span_in_context
 import numpy.typing as npt
 
 from otel_grpo.core.ledger import Batch, Samples, Visit
@@ -16,6 +18,8 @@ from otel_grpo.tracing.update import Update
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
+
+    from opentelemetry.context import Context
 
     from otel_grpo.core.ledger import Ints, RolloutId
     from otel_grpo.records.model import PublicationKind, WindowStatus
@@ -35,9 +39,15 @@ class Iteration:
         self._run = run
         self._window: Window | None = None
         self._owner = False
+        self._outside: Context | None = None  # OpenTelemetry's context around the block
 
     def __enter__(self) -> Iteration:
-        return self.open()
+        self.open()
+        # Only for a block: a window that is opened here and closed there would leave it behind.
+        if self._owner and self._window is not None and self._run.shared:
+            self._outside = otel_context.get_current()
+            otel_context.attach(set_span_in_context(self._window.span, self._outside))
+        return self
 
     def __exit__(
         self,
@@ -45,6 +55,8 @@ class Iteration:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._outside is not None:
+            otel_context.attach(self._outside)
         self.close(error=error)
 
     def open(self, start_ns: int | None = None) -> Iteration:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from contextvars import ContextVar
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ from otel_grpo.tracing import sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from contextvars import Token
     from types import TracebackType
 
     from opentelemetry.context import Context
@@ -34,7 +32,7 @@ class Phase:
     started it.
     """
 
-    __slots__ = ("_attributes", "_context", "_parent", "_previous", "_run", "_span", "_token",
+    __slots__ = ("_attributes", "_context", "_outside", "_parent", "_previous", "_run", "_span",
                  "name", "start_ns")  # fmt: skip
 
     def __init__(
@@ -54,7 +52,7 @@ class Phase:
         self._span: Span | None = None
         self._context: Context | None = None
         self._previous: Phase | None = None
-        self._token: Token[Context] | None = None
+        self._outside: Context | None = None  # OpenTelemetry's context around it
 
     def __enter__(self) -> Phase:
         return self.start()
@@ -117,15 +115,15 @@ class Phase:
         if self._span is not None:
             run.guard.misuse("phase_twice", f"phase {self.name!r} was started twice")
             return
-        previous = _current.get()
-        parent = self._parent or previous
-        if parent is not None and parent._run is run and parent._span is not None:
-            context = parent.context
-        else:
-            context = window.context
+        previous = current_phase(run)
+        parent = self._parent
+        if parent is None or parent._run is not run or parent._span is None:
+            parent = previous
+        context = window.context if parent is None else parent.context
         attributes = {**window.attributes, semconv.PHASE: self.name}
         if self._attributes:
-            attributes.update(sanitize.attributes(self._attributes))
+            # Ours last: they win, and a limit of a shared provider drops the first ones.
+            attributes = {**sanitize.attributes(self._attributes), **attributes}
         if self.start_ns is None:
             self.start_ns = run.clock.at(entered)
         name = semconv.SPAN_OF_PHASE.get(self.name) or f"rl.{self.name}"
@@ -133,36 +131,48 @@ class Phase:
         self._previous = previous
         _current.set(self)
         if run.shared:
-            self._token = otel_context.attach(self.context)
+            self._outside = otel_context.get_current()
+            otel_context.attach(self.context)
 
     def _stop(self, run: Run, error: BaseException | None, end_ns: int) -> None:
         span, self._span = self._span, None
         if span is None:
             run.guard.misuse("phase_closed", f"phase {self.name!r} is not open")
             return
-        if self._token is not None:
-            _detach(self._token)
         if error is not None:
             mark_failed(span, error)
         span.end(end_time=end_ns)
-        # In another thread or context than the start's there is nothing to restore.
+        # In another thread or context than the start's there is nothing to restore; and phases need
+        # not end in the order that tokens of context variables would demand.
+        if self._outside is not None and otel_context.get_current() is self._context:
+            otel_context.attach(self._outside_of_open())
+        self._previous = _innermost_open(self._previous)
         if _current.get() is self:
             _current.set(self._previous)
-        self._previous = None
+
+    def _outside_of_open(self) -> Context:
+        """The context around this phase, or around those before it that are over as well."""
+        outside, before = self._outside, self._previous
+        while before is not None and not before.open:
+            if outside is before._context:
+                outside = before._outside
+            before = before._previous
+        return otel_context.Context() if outside is None else outside
 
 
-def current_phase() -> Phase | None:
-    """The innermost phase of the running context."""
-    return _current.get()
+def current_phase(run: Run) -> Phase | None:
+    """The innermost open phase of the run in the running context."""
+    phase = _innermost_open(_current.get())
+    return phase if phase is not None and phase._run is run else None
+
+
+def _innermost_open(phase: Phase | None) -> Phase | None:
+    while phase is not None and not phase.open:
+        phase = phase._previous
+    return phase
 
 
 def mark_failed(span: Span, error: BaseException) -> None:
     """Status and type of an error. Its text may hold anything, prompts included: not recorded."""
     span.set_status(Status(StatusCode.ERROR))
     span.set_attribute(semconv.ERROR_TYPE, type(error).__qualname__)
-
-
-def _detach(token: Token[Context]) -> None:
-    """Like `opentelemetry.context.detach`, which logs an error for a token of another context."""
-    with suppress(ValueError):
-        token.var.reset(token)

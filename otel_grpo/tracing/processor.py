@@ -71,7 +71,7 @@ class AccountProcessor(SpanProcessor):
         phase = attributes.get(semconv.PHASE)
         if phase is None:
             if _is_foreign(span):
-                self._account.count_foreign()
+                self._account.count_foreign(span.end_time or 0)
             return
         end = span.end_time or 0
         row = self._account.end(span.context.span_id, end, _flags(span, attributes))

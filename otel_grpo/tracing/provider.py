@@ -16,8 +16,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+# The environment's limits are for back ends, and a low one would cut the phase's name or drop it.
+# Our attributes are bounded where they are made.
+_UNLIMITED = SpanLimits(
+    max_attributes=SpanLimits.UNSET,
+    max_events=SpanLimits.UNSET,
+    max_links=SpanLimits.UNSET,
+    max_span_attributes=SpanLimits.UNSET,
+    max_event_attributes=SpanLimits.UNSET,
+    max_link_attributes=SpanLimits.UNSET,
+    max_attribute_length=SpanLimits.UNSET,
+    max_span_attribute_length=SpanLimits.UNSET,
+)
+
+
 class RecordingProvider(TracerProvider):
-    """The files hold all spans: neither a sampler nor ``OTEL_SDK_DISABLED`` reaches them.
+    """The files hold all of every span: no sampler, no limit and no ``OTEL_SDK_DISABLED`` reaches
+    them.
 
     Exporters are shut down by the run, within a bound: the provider does nothing at exit.
     """
@@ -27,10 +42,7 @@ class RecordingProvider(TracerProvider):
             resource=resource,
             sampler=sampler,
             id_generator=UrandomIdGenerator(),
-            # Our attributes are bounded where they are made: no variable may cut a phase's name.
-            span_limits=SpanLimits(
-                max_attribute_length=SpanLimits.UNSET, max_span_attribute_length=SpanLimits.UNSET
-            ),
+            span_limits=_UNLIMITED,
             shutdown_on_exit=False,
         )
         # The SDK reads OTEL_SDK_DISABLED in its constructor and then hands out no-op tracers.

@@ -218,7 +218,7 @@ class Run:
             except Exception as fault:
                 self.guard.fault("run.finish", fault)
             finally:
-                self.live = self._processor.live = False
+                self.live = False
         # Without the lock: the writer's thread needs it for the last records.
         try:
             self._close_files()
@@ -241,6 +241,8 @@ class Run:
 
     def _close_files(self) -> None:
         self._writer.flush()
+        # Not before: the writer's thread ends the `rl.loop` span of each record that it builds.
+        self._processor.live = False
         self._writer.call(self._write_summary)
         whole = self._writer.close()
         if self._directory is not None:
@@ -427,7 +429,7 @@ class Run:
         phase = update.phase
         span = phase.span
         with self._event("update", self.window) as window:
-            end = self.clock.now()
+            end = update.end_ns = self.clock.now()
             phase.stop(error, end)
             if window is None:
                 return

@@ -98,8 +98,8 @@ class _Call:
             return
         try:
             window = run.window
-            parent = current_phase()
-            if parent is not None and parent.open:
+            parent = current_phase(run)
+            if parent is not None:
                 context = parent.context
             else:
                 context = Context() if window is None else window.context
