@@ -6,6 +6,7 @@ import jsonschema
 import msgspec
 import pytest
 
+import otel_grpo
 from otel_grpo.records import schema
 from otel_grpo.records.model import (
     SCHEMA,
@@ -19,6 +20,9 @@ from otel_grpo.records.model import (
     Window,
     WindowOpened,
 )
+
+
+DOCUMENTS = {"RunFile": "run.json", "Summary": "summary.json"}
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +88,32 @@ def test_real_lines_are_valid(shipped, rollout, record, attempt):
         line = msgspec.json.encode(one)
         assert errors(shipped, name, line) == []
         assert jsonschema.Draft202012Validator(shipped).is_valid(json.loads(line))
+
+
+def test_files_of_a_real_run_are_valid(shipped, tmp_path):
+    """Every line of every file of a run of two attempts passes."""
+    for _ in range(2):
+        with otel_grpo.start_run(tmp_path / "run", trainer="loop") as run:
+            with run.iteration() as it:
+                with it.phase("generation"):
+                    pass
+                samples = it.consumed("r", prompt_lengths=[3, 4], completion_lengths=[5, 6])
+                it.trained(samples)
+                with it.update(samples=samples):
+                    pass
+                it.publication(1)
+            run.log_scalars({"loss": float("nan")})
+    path = tmp_path / "run"
+    lines = [("Record", one) for one in (path / "metrics_raw.jsonl").read_bytes().splitlines()]
+    for file in (path / "workers").iterdir():
+        lines += [("WorkerLine", one) for one in file.read_bytes().splitlines()]
+    lines += [(n, (path / f).read_bytes()) for n, f in DOCUMENTS.items()]
+    assert {json.loads(line)["kind"] for name, line in lines if name == "Record"} == {
+        "train", "rollout", "run",
+    }  # fmt: skip
+    assert [(name, errors(shipped, name, line)) for name, line in lines] == [
+        (name, []) for name, _ in lines
+    ]
 
 
 def test_unknown_fields_are_valid(shipped, rollout):
