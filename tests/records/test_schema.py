@@ -21,7 +21,6 @@ from otel_grpo.records.model import (
     WindowOpened,
 )
 
-
 DOCUMENTS = {"RunFile": "run.json", "Summary": "summary.json"}
 
 
