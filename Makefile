@@ -38,7 +38,9 @@ pytest = bin/pytest --quiet --junit-xml=$(RESULTS)/$@.xml
 
 ##@ What a user does
 
-RUN_DIR ?= runs/demo-$(shell date -u +%Y%m%dT%H%M%SZ)
+ifndef RUN_DIR
+RUN_DIR := runs/demo-$(shell date -u +%Y%m%dT%H%M%SZ)
+endif
 demo: .venv/trl ## Train a tiny model with TRL, observed; show where the time went; audit the files
 	@.venv/trl/bin/otel-grpo run --run-dir $(RUN_DIR) -- .venv/trl/bin/python demo/train_trl.py
 	@.venv/trl/bin/otel-grpo show $(RUN_DIR)
@@ -65,7 +67,7 @@ $(addprefix test-core-,$(PYTHONS)): test-core-%: .venv/dev-%
 ifneq ($(TRL_PYTHON),)
 test-trl: .venv/trl ## The tests with TRL's real GRPOTrainer
 	@echo "== tests with TRL"
-	@.venv/trl/$(pytest) tests/trl
+	@.venv/trl/$(pytest) tests/trl tests/devices
 	@$(passed)
 else
 test-trl:
