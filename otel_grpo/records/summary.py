@@ -366,8 +366,9 @@ def _replay(run_dir: Path) -> tuple[list[Attempt], dict[int, TotalsBuilder], str
         if isinstance(line, reader.Whole):
             builders[line.value.attempt].add_line(line.value)
     head = None
-    if (run_dir / "metrics_raw.jsonl").exists():
-        for record in reader.read_records(run_dir):
+    raw = run_dir / "metrics_raw.jsonl"
+    if raw.exists() and raw.stat().st_size:  # a run may be killed before its first record
+        for record in reader.read_records(raw):
             if isinstance(record, reader.Whole):
                 builders[record.value.attempt].add(record.value)
                 head = hashlib.sha256(record.line.raw).hexdigest()

@@ -38,7 +38,7 @@ from otel_grpo.records.model import (
     World,
 )
 from otel_grpo.records.summary import encode_summary, load_earlier
-from otel_grpo.records.writer import Writer
+from otel_grpo.records.writer import STALL_S, Writer
 from otel_grpo.tracing import lanes, lifecycle, sanitize
 from otel_grpo.tracing.account import Account
 from otel_grpo.tracing.guard import Guard, is_true, logger, tell
@@ -240,12 +240,14 @@ class Run:
         self._writer.put("metrics_raw", lambda: self._recorder.run(status, ended, applied, ids))
 
     def _close_files(self) -> None:
-        self._writer.flush()
+        flushed = self._writer.flush()
         # Not before: the writer's thread ends the `rl.loop` span of each record that it builds.
         self._processor.live = False
         self._writer.call(self._write_summary)
-        whole = self._writer.close()
-        if self._directory is not None:
+        # A file system that hung for the first wait is not waited for again.
+        whole = self._writer.close(stall=STALL_S if flushed else 0)
+        if whole and self._directory is not None:
+            # Else the thread may still write: the directory stays ours as long as this process is.
             self._directory.release()
         lifecycle.forget(self)
         self._say_goodbye(whole)
