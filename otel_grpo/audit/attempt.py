@@ -94,6 +94,7 @@ class AttemptAudit:
             self.incomplete = True
             return
         m = window.metrics
+        self._laws.columns(line, window.columns)
         self._findings.compare(FILE, line, "metrics.", record.metrics, m)
         self._findings.equal(FILE, line, "attributes.window.status", a.window.status, window.status)
         self._laws.segments(line, a, window.account.segments)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Column = NDArray[np.int64] | NDArray[np.object_]
+Column = NDArray[Any]  # 64-bit integers, or objects where one of them is longer
 
 # Sums are left to numpy only where 64 bits can hold them.
 _SAFE = 1 << 62
+# Values of windows that wait to be merged into one table.
+_MERGE_AT = 1_000_000
 
 
 def column(values: Sequence[int]) -> Column:
@@ -42,36 +45,48 @@ def dot(a: Column, b: Column) -> int:
 class Counted:
     """How often each value occurred: what extremes, ranks and the mean of a whole run need.
 
-    Its size is the number of distinct values, not of samples.
+    Its size goes with the number of distinct values, not of samples.
     """
 
     def __init__(self, values: Column | None = None) -> None:
-        self.counts: dict[int, int] = {}
+        self._parts: list[tuple[Column, Column]] = []
+        self._size = 0
         if values is not None:
             found, times = np.unique(values, return_counts=True)
-            self.counts = dict(zip(found.tolist(), times.tolist(), strict=True))
+            self._parts = [(found, times.astype(np.int64))]
 
     def merge(self, other: Counted) -> None:
         """Adds the values of another one."""
-        mine = self.counts
-        for value, times in other.counts.items():
-            mine[value] = mine.get(value, 0) + times
+        self._parts.extend(other._parts)
+        self._size += sum(len(values) for values, _ in other._parts)
+        if self._size > _MERGE_AT:
+            self._compact()
+            self._size = 0
+
+    def _compact(self) -> tuple[Column, Column]:
+        if len(self._parts) > 1:
+            every = np.concatenate([values for values, _ in self._parts])
+            values, which = np.unique(every, return_inverse=True)
+            counts = np.zeros(len(values), np.int64)
+            np.add.at(counts, which.reshape(-1), np.concatenate([n for _, n in self._parts]))
+            self._parts = [(values, counts)]
+        return self._parts[0]
 
     def describe(self, *, ranks: bool) -> dict[str, int | float]:
         """``min``, ``max``, ``mean`` and, with ``ranks``, ``p50``, ``p90``, ``p99``."""
-        if not self.counts:
+        if not self._parts:
             return {}
-        values = sorted(self.counts)
-        times = np.cumsum([self.counts[v] for v in values], dtype=np.int64)
-        n = int(times[-1])
+        values, counts = self._compact()
+        n = int(counts.sum())
         result: dict[str, int | float] = {
-            "min": values[0],
-            "max": values[-1],
-            "mean": sum(v * t for v, t in self.counts.items()) / n,
+            "min": int(values[0]),
+            "max": int(values[-1]),
+            "mean": dot(values, counts) / n,
         }
+        up_to = np.cumsum(counts)
         for q in (50, 90, 99) if ranks else ():
             position = -(-q * n // 100)  # counted from 1, rounded up
-            result[f"p{q}"] = values[int(np.searchsorted(times, position))]
+            result[f"p{q}"] = int(values[np.searchsorted(up_to, position)])
         return result
 
 

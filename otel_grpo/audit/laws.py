@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import UnsetType
 
 from otel_grpo.audit.chain import FILE
+from otel_grpo.audit.columns import Column
 from otel_grpo.audit.decode import KINDS, Header, Record
 from otel_grpo.audit.report import Findings, Value
+from otel_grpo.audit.rollout import COLUMNS
 from otel_grpo.records.model import (
     CONTINUED,
     OPEN_AT_END,
@@ -23,21 +25,10 @@ from otel_grpo.records.model import (
 
 _HEX = {16: re.compile(r"[0-9a-f]{16}"), 32: re.compile(r"[0-9a-f]{32}")}
 
-_COLUMNS = (
-    "prompt_lengths",
-    "completion_lengths",
-    "trained_lengths",
-    "environment_lengths",
-    "group_ids",
-    "visit_counts",
-    "policy_lag",
-)
-_NOT_NEGATIVE = frozenset(_COLUMNS) - {"group_ids", "policy_lag"}
-
 
 def is_id(text: str, digits: int) -> bool:
     """Whether a text is a valid, non-zero trace or span id in lower-case hex."""
-    return bool(_HEX[digits].fullmatch(text)) and set(text) != {"0"}
+    return _HEX[digits].fullmatch(text) is not None and text != "0" * digits
 
 
 class Laws:
@@ -119,7 +110,7 @@ class Laws:
             self._wrong(line, "attributes.samples", "a negative number of samples")
             computable = False
         self._unique(line, runs)
-        for name in _COLUMNS:
+        for name in COLUMNS:
             values = getattr(a, name)
             if isinstance(values, UnsetType):
                 continue
@@ -127,8 +118,6 @@ class Laws:
                 message = f"{len(values)} entries for {consumed} samples"
                 self._wrong(line, f"attributes.{name}", message)
                 computable = False
-            elif name in _NOT_NEGATIVE and values and min(values) < 0:
-                self._wrong(line, f"attributes.{name}", "a negative entry", min(values))
         if not isinstance(a.truncated, UnsetType) and (
             len(set(a.truncated)) != len(a.truncated)
             or any(not 0 <= position < consumed for position in a.truncated)
@@ -154,6 +143,14 @@ class Laws:
             )
         self._stored(line, record)
         return computable
+
+    def columns(self, line: int, columns: Mapping[str, Column | None]) -> None:
+        """Lengths and visits count something: none is negative."""
+        for name, values in columns.items():
+            if values is not None and len(values) and name not in {"group_ids", "policy_lag"}:
+                least = int(values.min())
+                if least < 0:
+                    self._wrong(line, f"attributes.{name}", "a negative entry", least)
 
     def _unique(self, line: int, runs: Iterable[tuple[int | str, int, int]]) -> None:
         spans: dict[tuple[type, int | str], list[tuple[int, int]]] = {}

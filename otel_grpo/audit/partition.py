@@ -7,6 +7,7 @@ and a duration is a row of answers times the widths of the atoms. Nothing is swe
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ Ints = NDArray[np.int64]
 
 # spans x atoms that are looked at together: bounds the memory of a window with many spans
 _CELLS = 4_000_000
+_FEW = 12
 
 
 @dataclass
@@ -44,8 +46,10 @@ def atoms(start: Ints, end: Ints, edges: Sequence[int] = ()) -> Iterator[tuple[B
 def measure(intervals: Iterable[tuple[int, int]]) -> int:
     """The length of the union of intervals."""
     rows = [(a, b) for a, b in intervals if b > a]
-    if not rows:
-        return 0
+    if len(rows) <= _FEW:  # not worth a matrix
+        cuts = sorted({edge for row in rows for edge in row})
+        pairs = itertools.pairwise(cuts)
+        return sum(d - c for c, d in pairs if any(a <= c and b >= d for a, b in rows))
     origin = min(a for a, _ in rows)
     start = np.array([a - origin for a, _ in rows], np.int64)
     end = np.array([b - origin for _, b in rows], np.int64)

@@ -31,8 +31,10 @@ class Finding:
     def __str__(self) -> str:
         where = self.file if self.line is None else f"{self.file}:{self.line}"
         values = ""
-        if self.stored is not None or self.recomputed is not None:
-            values = f" stored {self.stored}, recomputed {self.recomputed}"
+        if self.stored is not None:
+            values = f" stored {self.stored}"
+        if self.recomputed is not None:
+            values += f"{',' * bool(values)} recomputed {self.recomputed}"
         name = f" {self.field}" if self.field else ""
         message = f" ({self.message})" if self.message and values else f" {self.message}"
         return f"{self.severity}: {where}:{name}{values}{message}".rstrip()

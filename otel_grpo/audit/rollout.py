@@ -17,6 +17,16 @@ Number = int | float
 
 _GIGA = 10**9  # nanoseconds in a second
 
+# One entry per consumed sample each.
+COLUMNS = (
+    "prompt_lengths",
+    "completion_lengths",
+    "trained_lengths",
+    "environment_lengths",
+    "group_ids",
+    "visit_counts",
+    "policy_lag",
+)
 # Name in `metrics`, column of the readings, what one reading is of.
 READINGS = (
     ("allocator.allocated", "allocator_allocated", "rank"),
@@ -51,6 +61,7 @@ class Derived:
     status: str
     devices: int | None
     ratios: dict[str, Ratio]
+    columns: dict[str, Column | None]
     lengths: dict[str, Counted] = field(default_factory=dict)
     worker_calls: dict[str, int] = field(default_factory=dict)
     worker_ns: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -84,15 +95,15 @@ def _largest_readings(memory: Memory) -> dict[str, dict[object, int]]:
     return result
 
 
-def _groups(a: RolloutAttributes) -> tuple[int, Column] | None:
+def _groups(a: RolloutAttributes, group_ids: Column | None) -> tuple[int, Column] | None:
     """How many prompts there are, and the position of the first sample of each."""
-    if isinstance(a.group_ids, UnsetType):
+    if group_ids is None:
         return None
     runs = [] if isinstance(a.samples, UnsetType) else a.samples
     codes: dict[object, int] = {}
     code = [codes.setdefault((type(run[0]), run[0]), len(codes)) for run in runs]
     rollout = np.repeat(np.array(code, np.int64), np.array([run[2] for run in runs], np.int64))
-    _, group = np.unique(column(a.group_ids), return_inverse=True)
+    _, group = np.unique(group_ids, return_inverse=True)
     key = rollout * (len(group) + 1) + group.reshape(-1)
     _, first = np.unique(key, return_index=True)
     return len(first), first
@@ -119,9 +130,8 @@ def derive(a: RolloutAttributes, pending_before: int | None) -> Derived:
 
     # --- samples and tokens
     consumed = 0 if isinstance(a.samples, UnsetType) else sum(run[2] for run in a.samples)
-    visits, trained = _known(a.visit_counts), _known(a.trained_lengths)
-    prompt, completion = _known(a.prompt_lengths), _known(a.completion_lengths)
-    environment, lag = _known(a.environment_lengths), _known(a.policy_lag)
+    given = {name: _known(getattr(a, name)) for name in COLUMNS}
+    prompt, completion, trained, environment, group_ids, visits, lag = given.values()
     revisited = sum(row[2] * row[3] for row in a.revisited)
     own_visits = 0 if visits is None else total(visits)
     m["samples.consumed"] = consumed
@@ -138,7 +148,7 @@ def derive(a: RolloutAttributes, pending_before: int | None) -> Derived:
         m["samples.pending"] = pending_before + own_visits + revisited - spent
     elif not isinstance(a.pending, UnsetType):
         m["samples.pending"] = a.pending  # a window before is lost: the level starts anew
-    groups = _groups(a)
+    groups = _groups(a, group_ids)
     if groups is not None:
         m["groups"] = groups[0]
         if prompt is not None:
@@ -197,7 +207,7 @@ def derive(a: RolloutAttributes, pending_before: int | None) -> Derived:
     for phase in spans.phases if tokens else ():
         m[f"per_token.{phase}_ns"] = m[f"phase.{phase}.busy_ns"] / tokens
 
-    result = Derived(spans, m, _status(a, consumed, visits), devices, ratios)
+    result = Derived(spans, m, _status(a, consumed, visits), devices, ratios, given)
 
     # --- spreads
     for name, values in columns:

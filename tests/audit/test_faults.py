@@ -115,7 +115,7 @@ def test_huge_integers(files, tmp_path):
     files.records[0]["attributes"]["intervals"][0][3] = -(10**30)
     report = audit(files.write(tmp_path))
     assert report.exit_status == 1
-    assert found(report, line=1, field="metrics")
+    assert found(report, line=1, field="metrics.update.busy_ns", recomputed=10**30 + 1090)
     assert found(report, line=2, field="metrics")
 
 
