@@ -18,18 +18,21 @@ import otel_grpo
 
 ROOT = Path(otel_grpo.__file__).parents[1]
 
-# Three whole windows, then one that stays open until the process is killed.
+# Three whole windows, then one that stays open until the process is killed. It is ready when the
+# files have what a killed process leaves: the lines in its queue would be lost.
 LOOP = """
-import os, sys, time
+import glob, os, sys, time
 import otel_grpo
-records = sys.argv[1] + "/metrics_raw.jsonl"
+def lines(name):
+    files = glob.glob(os.path.join(sys.argv[1], name))
+    return sum(len(open(file).readlines()) for file in files)
 with otel_grpo.start_run(sys.argv[1], trainer="loop", run_id="killed") as run:
     for number in range(4):
         with run.iteration() as it:
             with it.phase("generation"):
                 it.consumed(number, prompt_lengths=[3] * 4, completion_lengths=[5, 6, 7, 8])
                 if number == 3:
-                    while not os.path.exists(records) or sum(1 for _ in open(records)) < 3:
+                    while lines("metrics_raw.jsonl") < 3 or lines("workers/*.jsonl") < 4:
                         time.sleep(0.01)
                     print("ready", flush=True)
                     time.sleep(30)
