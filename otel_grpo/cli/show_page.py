@@ -146,16 +146,18 @@ def _phases_of_iterations(iterations: Iterable[Iteration]) -> Iterator[Block]:
         [
             [
                 integer(each.iteration),
-                *(
-                    f"{seconds(each.integer(f'phase.{phase}.busy_ns'))} / "
-                    f"{seconds(each.integer(f'phase.{phase}.exposed_ns'))}"
-                    for phase in phases
-                ),
+                *(_busy_and_exposed(each, phase) for phase in phases),
             ]
             for each in rows
         ],
         left=frozenset(),
     )
+
+
+def _busy_and_exposed(each: Iteration, phase: str) -> str:
+    busy = each.integer(f"phase.{phase}.busy_ns")
+    exposed = each.integer(f"phase.{phase}.exposed_ns")
+    return "-" if busy is None else f"{seconds(busy)} / {seconds(exposed)}"
 
 
 def _totals(summary: Summary) -> Iterator[Block]:
