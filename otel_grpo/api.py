@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from otel_grpo.tracing import lifecycle, run as tracing_run
+from otel_grpo.tracing.guard import Guard
 from otel_grpo.tracing.phase import Phase
 from otel_grpo.tracing.run import Run
 
@@ -61,9 +62,11 @@ def start_run(
     """
     from otel_grpo import devices as found
 
+    guard = Guard()
     try:
-        used = found.inventory() if devices is None else list(devices)
-    except Exception:  # the inventory of a broken driver is no reason not to train
+        used = found.inventory(on_error=guard.fault) if devices is None else list(devices)
+    except Exception as error:  # a broken driver is no reason not to train
+        guard.fault("devices.inventory", error)
         used = []
     default_roles = ["train", "generate"]
     roles = [list(r) for r in device_roles] if device_roles else [default_roles for _ in used]
@@ -80,7 +83,9 @@ def start_run(
         role=role,
         base=base,
         tracer_provider=tracer_provider,
-        readings=readings or functools.partial(found.readings, 0, devices=used),
+        readings=readings
+        or functools.partial(found.readings, 0, devices=used, on_error=guard.fault),
+        guard=guard,
     )
 
 

@@ -32,6 +32,7 @@ from otel_grpo.records.model import (
     TrainRecord,
 )
 from otel_grpo.tracing import run as tracing_run
+from otel_grpo.tracing.guard import Guard
 from otel_grpo.tracing.run import Readings, Run
 
 __all__ = ["FakeClock", "RecordedRun", "recorded_run"]
@@ -127,7 +128,7 @@ def recorded_run(
             devices=devices,
             roles=list(enumerate(roles)) if devices else None,
             readings=readings,
-            strict=strict,
+            guard=Guard(strict=strict),
             **options,
         )
         recorded = RecordedRun(run, run.path or path)

@@ -715,10 +715,10 @@ def start(
     base: Mapping[str, int] | None = None,
     tracer_provider: TracerProvider | None = None,
     clock: Clock | None = None,
-    strict: bool | None = None,
+    guard: Guard | None = None,
 ) -> Run:
     """Start a run (see `otel_grpo.start_run`). Never raises: a run that can't start is not live."""
-    guard = Guard(strict=strict)
+    guard = guard or Guard()
     run = Run(guard)
     if is_true(os.environ.get("OTEL_GRPO_DISABLED")):
         return run
