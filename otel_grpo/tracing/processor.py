@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.trace import StatusCode
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from opentelemetry.context import Context
-    from opentelemetry.util.types import AttributeValue
 
     from otel_grpo.tracing.guard import Guard
 
@@ -45,8 +45,8 @@ class AccountProcessor(SpanProcessor):
         if not self.live:
             return
         try:
-            attributes = span.attributes
-            if attributes is not None and (phase := attributes.get(semconv.PHASE)) is not None:
+            attributes = _plain(span)
+            if (phase := attributes.get(semconv.PHASE)) is not None:
                 self._account.start(_row(span, str(phase), attributes))
         except Exception as error:
             self._guard.fault("processor.on_start", error)
@@ -67,21 +67,28 @@ class AccountProcessor(SpanProcessor):
         return True
 
     def _account_end(self, span: ReadableSpan) -> None:
-        attributes = span.attributes or {}
+        attributes = _plain(span)
         phase = attributes.get(semconv.PHASE)
         if phase is None:
             if _is_foreign(span):
                 self._account.count_foreign(span.end_time or 0)
             return
         end = span.end_time or 0
-        row = self._account.end(span.context.span_id, end, _flags(span, attributes))
-        if row is None:  # the phase was set after the start
+        flags = _flags(span, attributes)
+        if self._account.end(span.context.span_id, end, flags) is None:
+            # The phase was set after the start.
             row = _row(span, str(phase), attributes)
-            row.end, row.flags = end, row.flags | _flags(span, attributes)
+            row.end, row.flags = end, row.flags | flags
             self._account.add(row)
 
 
-def _row(span: ReadableSpan, phase: str, attributes: Mapping[str, AttributeValue]) -> Row:
+def _plain(span: ReadableSpan) -> dict[str, Any]:
+    """The attributes as a dict: to look one up in the SDK's mapping costs more than to copy it."""
+    attributes = span.attributes
+    return attributes.copy() if isinstance(attributes, MappingProxyType) else dict(attributes or {})
+
+
+def _row(span: ReadableSpan, phase: str, attributes: Mapping[str, Any]) -> Row:
     flags = FOREIGN if _is_foreign(span) else 0
     if attributes.get(semconv.OWN):
         flags |= OWN_LOG
@@ -91,7 +98,7 @@ def _row(span: ReadableSpan, phase: str, attributes: Mapping[str, AttributeValue
     )
 
 
-def _flags(span: ReadableSpan, attributes: Mapping[str, AttributeValue]) -> int:
+def _flags(span: ReadableSpan, attributes: Mapping[str, Any]) -> int:
     flags = ERROR if span.status.status_code is StatusCode.ERROR else 0
     if attributes.get(semconv.OPTIMIZER_FUSED):
         flags |= FUSED_OPTIMIZER
