@@ -380,6 +380,29 @@ def test_replayed_sample_is_not_consumed_again() -> None:
     assert counts.revisited == [("a", 0, 1, 1, 0)]
 
 
+def test_replay_keeps_the_first_account() -> None:
+    """Lengths that come with a replay change nothing; those of its new samples count."""
+    ledger = Ledger()
+    ledger.consume(make_batch("a", 0, 4))
+    window_of(ledger)
+    other = np.full(4, 1000, dtype=np.int64)
+    assert ledger.consume(Batch("a", 2, 4, {"trained_lengths": other}, None)) == 2
+    ledger.visit([make_visit("a", range(6))])
+    _, counts = window_of(ledger)
+    assert counts.columns["trained_lengths"].tolist() == [1000, 1000]
+    assert counts.revisited == [("a", 0, 4, 1, 0 + 3 + 6 + 9)]
+
+
+def test_unknown_tokens_do_not_spoil_those_of_neighbours() -> None:
+    """Samples 4 and 5 were never consumed: their row has no tokens, the row before has its own."""
+    ledger = Ledger()
+    ledger.consume(make_batch("a", 0, 4))
+    window_of(ledger)
+    ledger.visit([make_visit("a", range(6))])
+    _, counts = window_of(ledger)
+    assert counts.revisited == [("a", 0, 4, 1, 18), ("a", 4, 2, 1, None)]
+
+
 def test_take_refuses_what_is_not_there() -> None:
     """An update is made of visits that happened."""
     ledger = Ledger()
