@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from opentelemetry import context as otel_context
 from opentelemetry.trace import set_span_in_context
-import numpy.typing as npt
 
-from otel_grpo.core.ledger import Batch, Samples, Visit
-from otel_grpo.tracing import sanitize
+from otel_grpo.core.ledger import Samples
+from otel_grpo.tracing import given, sanitize
 from otel_grpo.tracing.phase import Phase
 from otel_grpo.tracing.publication import Publication
 from otel_grpo.tracing.update import Update
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.context import Context
 
-    from otel_grpo.core.ledger import Ints, RolloutId
+    from otel_grpo.core.ledger import RolloutId
     from otel_grpo.records.model import PublicationKind, WindowStatus
     from otel_grpo.tracing.run import Run
     from otel_grpo.tracing.window import Window
@@ -107,8 +105,12 @@ class Iteration:
         """`n` completions were sampled, consumed later or not."""
         with self._run._event("generated", self._window) as window:
             if window is not None:
-                _natural(n, "n")
-                self._run.ledger.window.generated.append((_rollout(rollout_id), first, int(n)))
+                run_of_samples = (
+                    given.rollout(rollout_id),
+                    given.natural(first, "first"),
+                    given.natural(n, "n"),
+                )
+                self._run.ledger.window.generated.append(run_of_samples)
 
     def consumed(
         self,
@@ -142,32 +144,29 @@ class Iteration:
         Returns:
             The ids of the samples, to slice into micro-batches: ``samples[0:8]``.
         """
-        given = {
+        columns = {
             "prompt_lengths": prompt_lengths,
             "completion_lengths": completion_lengths,
             "trained_lengths": trained_lengths,
             "environment_lengths": environment_lengths,
             "group_ids": groups,
         }
-        count = next((len(c) for c in given.values() if c is not None), n or 0)
+        indices = given.extent(columns.values(), n, first)
         with self._run._event("consumed", self._window) as window:
             if window is not None:
-                columns = {
-                    name: _column(c, count, name) for name, c in given.items() if c is not None
-                }
+                batch = given.batch(rollout_id, columns, indices, truncated, (first, n))
                 if versions is not None:
-                    columns["policy_lag"] = self._run.version - _versions(versions, count)
-                cut = None if truncated is None else np.flatnonzero(_flags(truncated, count))
-                batch = Batch(_rollout(rollout_id), int(first), count, columns, cut)
-                if self._run.ledger.consume(batch) < count:
+                    given_by = given.versions(versions, len(indices))
+                    batch.columns["policy_lag"] = self._run.version - given_by
+                if self._run.ledger.consume(batch) < batch.n:
                     self._run._tell_replay(batch.rollout_id)
-        return Samples(rollout_id, range(first, first + count))
+        return Samples(rollout_id, indices)
 
     def trained(self, samples: Iterable[tuple[RolloutId, int]]) -> None:
         """A forward and backward pass over samples: a visit of each."""
         with self._run._event("trained", self._window) as window:
             if window is not None:
-                self._run.ledger.visit(visits_of(samples))
+                self._run.ledger.visit(given.visits(samples))
 
     def discarded(self, reason: str, n: int, *, tokens: int | None = None) -> None:
         """`n` generated samples will never be trained on.
@@ -179,18 +178,19 @@ class Iteration:
         """
         with self._run._event("discarded", self._window) as window:
             if window is not None:
-                _natural(n, "n")
-                if tokens is not None:
-                    _natural(tokens, "tokens")
-                self._run.ledger.window.discarded.append((str(reason), int(n), tokens))
+                row = (
+                    sanitize.label(reason),
+                    given.natural(n, "n"),
+                    None if tokens is None else given.natural(tokens, "tokens"),
+                )
+                self._run.ledger.window.discarded.append(row)
 
     def padding(self, tokens: int) -> None:
         """Padding tokens that were computed in this iteration."""
         with self._run._event("padding", self._window) as window:
             if window is not None:
-                _natural(tokens, "tokens")
                 events = self._run.ledger.window
-                events.padding = (events.padding or 0) + int(tokens)
+                events.padding = (events.padding or 0) + given.natural(tokens, "tokens")
 
     def update(
         self,
@@ -206,11 +206,13 @@ class Iteration:
             nominal: samples of a full update; one of fewer samples is counted as `partial`.
             start_ns: Unix nanoseconds of the run's clock; default: when it is entered.
         """
-        count = None
-        if samples is not None:
-            with self._run._event("update", self._window):
-                count = sum(len(visit.indices) for visit in visits_of(samples))
-        return Update(self._run, count, nominal, start_ns)
+        checked = self._run._checked
+        return Update(
+            self._run,
+            checked("update", samples, lambda s: sum(len(v.indices) for v in given.visits(s))),
+            checked("update", nominal, lambda n: given.natural(n, "nominal")),
+            start_ns,
+        )
 
     def publication(
         self,
@@ -226,77 +228,19 @@ class Iteration:
             kind: ``in_place``, ``collective``, ``checkpoint``, ``ipc`` or ``unknown``.
             started_ns: Unix nanoseconds of the run's clock; default: now.
         """
-        now = self._run.clock.now() if started_ns is None else started_ns
-        publication = Publication(self._run, self.number or 0, int(version), kind, now)
-        with self._run._event("publication", self._window) as window:
+        run = self._run
+        publication = Publication(run, self.number or 0)
+        with run._event("publication", self._window) as window:
             if window is not None:
+                publication.version = given.whole(version, "version")
+                publication.kind = (
+                    run._checked("publication", kind, given.publication_kind) or "unknown"
+                )
+                publication.started_ns = run._instant("publication", started_ns)
                 window.publications.append(publication)
-                self._run.version = max(self._run.version, int(version))
+                run.version = max(run.version, publication.version)
         return publication
 
     def memory(self) -> None:
         """Read the memory of this process and its devices now."""
         self._run.memory()
-
-
-def visits_of(samples: Iterable[tuple[RolloutId, int]]) -> list[Visit]:
-    """Ids as arrays per rollout, in the order given."""
-    if isinstance(samples, Samples):
-        return [Visit(_rollout(samples.rollout_id), np.asarray(samples.indices, dtype=np.int64))]
-    visits: list[Visit] = []
-    rollout: RolloutId | None = None
-    indices: list[int] = []
-    for rollout_id, index in samples:
-        if rollout_id != rollout and indices:
-            visits.append(Visit(_rollout(rollout), np.array(indices, dtype=np.int64)))
-            indices = []
-        rollout = rollout_id
-        indices.append(index)
-    if indices:
-        visits.append(Visit(_rollout(rollout), np.array(indices, dtype=np.int64)))
-    return visits
-
-
-def _rollout(rollout_id: RolloutId | None) -> RolloutId:
-    if isinstance(rollout_id, str):
-        return rollout_id[: sanitize.MAX_TEXT]
-    plain = sanitize.number(rollout_id)
-    if isinstance(plain, int):
-        return plain
-    raise ValueError(f"a rollout id is a string or an integer, not {type(rollout_id).__name__}")
-
-
-def _natural(value: int, name: str) -> None:
-    plain = sanitize.number(value)
-    if not isinstance(plain, int) or plain < 0:
-        raise ValueError(f"{name} is a whole number that is not negative")
-
-
-def _column(values: Sequence[int], n: int, name: str) -> Ints:
-    """One count per sample. Shape (n,)."""
-    # numpy would read a tensor, and a list of tensors, element by element.
-    for kind in {type(values), *map(type, values)}:
-        if kind.__module__.partition(".")[0] not in ("builtins", "numpy", "array"):
-            raise ValueError(f"{name}: give Python or numpy integers, not {kind.__name__}")
-    column = np.asarray(values)
-    if column.shape != (n,):
-        raise ValueError(f"{name}: {column.shape} is not one number for each of {n} samples")
-    if column.dtype.kind not in "iu" and n:
-        raise ValueError(f"{name}: whole numbers are needed")
-    column = column.astype(np.int64)
-    if n and name != "group_ids" and int(column.min()) < 0:
-        raise ValueError(f"{name}: a negative count")
-    return column
-
-
-def _versions(versions: int | Sequence[int], n: int) -> Ints:
-    plain = sanitize.number(versions)
-    if isinstance(plain, int):
-        return np.full(n, plain, dtype=np.int64)
-    return _column(versions, n, "versions")  # type: ignore[arg-type]
-
-
-def _flags(values: Sequence[bool], n: int) -> npt.NDArray[np.bool_]:
-    if len(values) != n:
-        raise ValueError(f"truncated: {len(values)} values for {n} samples")
-    return np.asarray(values, dtype=bool)

@@ -10,7 +10,7 @@ from opentelemetry import context as otel_context
 from opentelemetry.trace import Span, Status, StatusCode, set_span_in_context
 
 from otel_grpo import semconv
-from otel_grpo.tracing import sanitize
+from otel_grpo.tracing.guard import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,8 +32,18 @@ class Phase:
     started it.
     """
 
-    __slots__ = ("_attributes", "_context", "_outside", "_parent", "_previous", "_run", "_span",
-                 "name", "start_ns")  # fmt: skip
+    __slots__ = (
+        "_attributes",
+        "_context",
+        "_outside",
+        "_parent",
+        "_previous",
+        "_refused",
+        "_run",
+        "_span",
+        "name",
+        "start_ns",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -50,6 +60,7 @@ class Phase:
         self._attributes = attributes
         self._parent = parent
         self._span: Span | None = None
+        self._refused = False
         self._context: Context | None = None
         self._previous: Phase | None = None
         self._outside: Context | None = None  # OpenTelemetry's context around it
@@ -90,7 +101,10 @@ class Phase:
             return self
         try:
             self._start(run, entered)
+        except ApiError:
+            raise
         except Exception as error:
+            self._refused = True
             run.guard.fault("phase.start", error)
         run.self_ns += perf_counter_ns() - entered
         return self
@@ -102,7 +116,9 @@ class Phase:
         if not run.live:
             return
         try:
-            self._stop(run, error, run.clock.now() if end_ns is None else end_ns)
+            self._stop(run, error, run.clock.now() if end_ns is None else self._end(end_ns))
+        except ApiError:
+            raise
         except Exception as fault:
             run.guard.fault("phase.stop", fault)
         run.self_ns += perf_counter_ns() - entered
@@ -110,6 +126,7 @@ class Phase:
     def _start(self, run: Run, entered: int) -> None:
         window = run.window
         if window is None:
+            self._refused = True
             run.guard.misuse("phase_outside", f"phase {self.name!r} outside an iteration")
             return
         if self._span is not None:
@@ -123,9 +140,11 @@ class Phase:
         attributes = {**window.attributes, semconv.PHASE: self.name}
         if self._attributes:
             # Ours last: they win, and a limit of a shared provider drops the first ones.
-            attributes = {**sanitize.attributes(self._attributes), **attributes}
+            attributes = {**run._attributes(self._attributes), **attributes}
         if self.start_ns is None:
             self.start_ns = run.clock.at(entered)
+        else:
+            self.start_ns = run._instant("phase_start", self.start_ns)
         name = semconv.SPAN_OF_PHASE.get(self.name) or f"rl.{self.name}"
         self._span = run.start_span(name, context, attributes, self.start_ns)
         self._previous = previous
@@ -137,7 +156,8 @@ class Phase:
     def _stop(self, run: Run, error: BaseException | None, end_ns: int) -> None:
         span, self._span = self._span, None
         if span is None:
-            run.guard.misuse("phase_closed", f"phase {self.name!r} is not open")
+            if not self._refused:
+                run.guard.misuse("phase_closed", f"phase {self.name!r} is not open")
             return
         if error is not None:
             mark_failed(span, error)
@@ -149,6 +169,13 @@ class Phase:
         self._previous = _innermost_open(self._previous)
         if _current.get() is self:
             _current.set(self._previous)
+
+    def _end(self, given_ns: int) -> int:
+        end = self._run._instant("phase_end", given_ns)
+        if self.start_ns is not None and end < self.start_ns:
+            self._run._misuse("phase_end", f"phase {self.name!r} would end before its start")
+            end = self.start_ns
+        return end
 
     def _outside_of_open(self) -> Context:
         """The context around this phase, or around those before it that are over as well."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from otel_grpo.records.model import Publication as Row
+
 if TYPE_CHECKING:
     from otel_grpo.records.model import PublicationKind
     from otel_grpo.tracing.run import Run
@@ -12,13 +14,11 @@ if TYPE_CHECKING:
 class Publication:
     """A publication that is due. It counts when somebody confirms it, and only then."""
 
-    def __init__(
-        self, run: Run, iteration: int, version: int, kind: PublicationKind, started_ns: int
-    ) -> None:
+    def __init__(self, run: Run, iteration: int) -> None:
         self.iteration = iteration
-        self.version = version
-        self.kind: PublicationKind = kind
-        self.started_ns = started_ns
+        self.version = 0
+        self.kind: PublicationKind = "unknown"
+        self.started_ns = 0
         self.completed_ns: int | None = None
         self.bytes: int | None = None
         self.snapshot: dict[str, int | None] = {}
@@ -38,3 +38,16 @@ class Publication:
             queue: rollouts that wait to be trained on at this moment.
         """
         self._run._publication_completed(self, at_ns, bytes, queue)
+
+    def row(self, window_end_ns: int) -> Row:
+        """What the record of its window says of it."""
+        done = self.completed_ns
+        return Row(
+            kind=self.kind,
+            version=self.version,
+            started_ns=self.started_ns,
+            completed_ns=done,
+            in_window=done is not None and done <= window_end_ns,
+            bytes=self.bytes,
+            snapshot=self.snapshot,
+        )

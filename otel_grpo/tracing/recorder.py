@@ -25,7 +25,6 @@ from otel_grpo.records.model import (
     Memory,
     Observed,
     OpenWindow,
-    Publication,
     Ranks,
     Record,
     RolloutAttributes,
@@ -232,18 +231,7 @@ class Recorder:
             pending=events.pending,
             padding=UNSET if events.padding is None else events.padding,
             updates=[_update(event) for event in events.updates],
-            publications=[
-                Publication(
-                    kind=p.kind,
-                    version=p.version,
-                    started_ns=p.started_ns,
-                    completed_ns=p.completed_ns,
-                    in_window=p.completed_ns is not None and p.completed_ns <= closed.end_ns,
-                    bytes=p.bytes,
-                    snapshot=p.snapshot,
-                )
-                for p in window.publications
-            ],
+            publications=closed.publications,
             memory=_memory(window.readings),
             workers={method: {"0": durations} for method, durations in window.workers.items()},
             nonfinite=window.nonfinite,

@@ -8,9 +8,8 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from opentelemetry.context import Context
@@ -39,9 +38,10 @@ from otel_grpo.records.model import (
 )
 from otel_grpo.records.summary import encode_summary, load_earlier
 from otel_grpo.records.writer import STALL_S, Writer
-from otel_grpo.tracing import lanes, lifecycle, sanitize
+from otel_grpo.tracing import given, lanes, lifecycle, sanitize
 from otel_grpo.tracing.account import Account
-from otel_grpo.tracing.guard import Guard, is_true, logger, tell
+from otel_grpo.tracing.event import Event
+from otel_grpo.tracing.guard import ApiError, Guard, is_true, logger, tell
 from otel_grpo.tracing.iteration import Iteration
 from otel_grpo.tracing.otlp_json import encode
 from otel_grpo.tracing.phase import Phase, mark_failed
@@ -66,6 +66,7 @@ SUMMARY_TICK_S = 5.0
 SUMMARY_EVERY_NS = 10**9
 
 Readings = Callable[[], Sequence[Reading]]
+T = TypeVar("T")
 
 
 class Run:
@@ -87,6 +88,8 @@ class Run:
         self._lock = threading.RLock()
         self._closed: deque[ClosedWindow] = deque()
         self._iterations = 0
+        self._last_end_ns = 0
+        self._over = True  # nothing to finish
         self._draft: UpdateDraft | None = None
         self._uncovered: list[int] = []
         self._replays: set[RolloutId] = set()
@@ -161,6 +164,7 @@ class Run:
         self._writer.call(self._prepare_directory)
         self._writer.start()
         self.live = True
+        self._over = False
         lifecycle.register(self)
         if self.path is not None:
             tell(f"recording to {self.path}")
@@ -211,15 +215,17 @@ class Run:
             error: the exception that ended the training, if one did.
         """
         with self._lock:
-            if not self.live:
-                return
-            try:
-                self._hand_over(status or status_of(error), error)
-            except Exception as fault:
-                self.guard.fault("run.finish", fault)
-            finally:
+            if self.live:
+                said = self._checked("run_status", status, given.run_status)
+                try:
+                    self._hand_over(said or status_of(error), error)
+                except Exception as fault:
+                    self.guard.fault("run.finish", fault)
+                # An interrupt does not come here: the process's exit calls us again.
                 self.live = False
-        # Without the lock: the writer's thread needs it for the last records.
+        if self._over:
+            return
+        # Without the lock: nothing waits for the disk while it holds the lock.
         try:
             self._close_files()
         except Exception as fault:
@@ -250,6 +256,7 @@ class Run:
             # Else the thread may still write: the directory stays ours as long as this process is.
             self._directory.release()
         lifecycle.forget(self)
+        self._over = True
         self._say_goodbye(whole)
 
     def _say_goodbye(self, whole: bool) -> None:
@@ -321,13 +328,14 @@ class Run:
             self._writer.put("metrics", msgspec.json.encode({**head, **values}))
             if self.window is not None:
                 self.window.nonfinite.extend(nonfinite)
-            self._attach_scalars(values, set(nonfinite), covers)
+            told = self._checked("log_scalars", covers, given.steps)
+            self._attach_scalars(values, set(nonfinite), told)
 
     def resumed(self, **base: int) -> None:
         """Counts that were restored from a checkpoint, such as ``optimizer_step`` or ``tokens``."""
         with self._event("resumed", self.window, window_needed=False):
             if self.live:
-                known = {name: int(value) for name, value in base.items()}
+                known = {name: given.natural(value, name) for name, value in base.items()}
                 attempt = msgspec.structs.replace(self._recorder.attempt, base=known)
                 self._recorder.attempt = attempt
                 self._writer.call(self._write_run_file)
@@ -342,8 +350,12 @@ class Run:
             if self.window is not None:
                 self._misuse("iteration_inside", "an iteration was opened inside an iteration")
                 return self.window, False
+            start = self._instant("iteration_start", start_ns)
+            if start < self._last_end_ns:
+                self._misuse("iteration_start", "an iteration would start before the last one's end")
+                start = self._last_end_ns
             try:
-                self.window = self._new_window(self.clock.now() if start_ns is None else start_ns)
+                self.window = self._new_window(start)
             except Exception as error:
                 self.guard.fault("iteration.open", error)
             return self.window, True
@@ -377,16 +389,15 @@ class Run:
             if self.window is not window:
                 self._misuse("iteration_closed", "an iteration was closed that is not open")
                 return
+            said = self._checked("iteration_status", status, given.window_status)
             try:
-                if end_ns is None:
-                    self.memory()
-                    end_ns = self.clock.now()
-                rows, foreign = self._account.take(end_ns)
+                end = self._end_of(window, end_ns)
+                rows, foreign = self._account.take(end)
                 self._closed.append(
                     ClosedWindow(
                         window=window,
-                        end_ns=end_ns,
-                        aborted=error is not None or status == "aborted",
+                        end_ns=end,
+                        aborted=error is not None or said == "aborted",
                         # Not the exception: its frames hold the trainer's tensors.
                         error_type=None if error is None else type(error).__qualname__,
                         rows=rows,
@@ -395,11 +406,22 @@ class Run:
                         applied=self.ledger.applied,
                     )
                 )
+                self._last_end_ns = end
+            except ApiError:
+                raise
             except Exception as fault:
                 self.guard.fault("iteration.close", fault)
             finally:
                 self.window = None
             self._release()
+
+    def _end_of(self, window: Window, end_ns: int | None) -> int:
+        if end_ns is None:
+            self.memory()
+        end = self._instant("iteration_end", end_ns)
+        if end < window.start_ns:
+            self._misuse("iteration_end", "an iteration would end before its start")
+        return max(end, window.start_ns)
 
     def _release(self, *, at_end: bool = False) -> None:
         """Hand over the records that wait for no publication any more, in the order of windows."""
@@ -414,18 +436,24 @@ class Run:
                 if closed.waits and not expired and not at_end:
                     return
                 self._closed.popleft()
+                # As it is now: the record is built later, and what is completed until then has a
+                # line of its own.
                 for publication in closed.window.publications:
                     publication.recorded = True
+                    closed.publications.append(publication.row(closed.end_ns))
                 self._writer.put(
                     "metrics_raw", lambda closed=closed: self._recorder.rollout(closed)
                 )
 
     # --- updates, publications -------------------------------------------------------------------
 
-    def _update_starts(self) -> None:
+    def _update_starts(self) -> bool:
+        """False where there is no window for it."""
         with self._event("update", self.window) as window:
             if window is not None:
                 self._emit_draft()
+                return True
+        return False
 
     def _update_ends(self, update: Update, error: BaseException | None) -> None:
         phase = update.phase
@@ -464,7 +492,7 @@ class Run:
                 self._uncovered.append(event.step)
 
     def _attach_scalars(
-        self, values: dict[str, Any], nonfinite: set[str], covers: Sequence[int] | None
+        self, values: dict[str, Any], nonfinite: set[str], covers: list[int] | None
     ) -> None:
         if covers is not None and not covers:
             return
@@ -476,7 +504,7 @@ class Run:
                 for name, value in values.items()
                 if value is not None or name in nonfinite
             }
-            self._draft.covers = steps if covers is None else [int(step) for step in covers]
+            self._draft.covers = steps if covers is None else covers
             self._emit_draft()
 
     def _emit_draft(self) -> None:
@@ -493,8 +521,8 @@ class Run:
             if publication.completed_ns is not None:
                 self._misuse("publication_twice", "a publication was completed twice")
                 return
-            publication.completed_ns = self.clock.now() if at_ns is None else int(at_ns)
-            publication.bytes = None if size is None else int(size)
+            publication.completed_ns = self._instant("publication", at_ns)
+            publication.bytes = self._checked("publication", size, _as_bytes)
             publication.snapshot = self._snapshot(publication.version, queue)
             if publication.recorded:
                 self._writer.put(
@@ -512,9 +540,15 @@ class Run:
     def _snapshot(self, version: int, queue: int | None) -> dict[str, int | None]:
         """Resources at the moment of a publication: memory of this process, queue, version."""
         snapshot: dict[str, int | None] = {"version": version}
-        if queue is not None:
-            snapshot["queue"] = int(queue)
-        for reading in [] if self._readings is None else self._readings():
+        waiting = self._checked("publication", queue, _as_queue)
+        if waiting is not None:
+            snapshot["queue"] = waiting
+        try:
+            readings = [] if self._readings is None else self._readings()
+        except Exception as error:  # the publication counts without them
+            self.guard.fault("publication.snapshot", error)
+            return snapshot
+        for reading in readings:
             for name in ("process_rss", "host_used", "device_used", "allocator_allocated"):
                 value = getattr(reading, name)
                 if value is not None:
@@ -576,7 +610,12 @@ class Run:
             self._recorder.totals.add_line(item)
 
     def _tick(self) -> None:
-        self._release()
+        # The writer's thread waits for no other: the lock may be held over a reading of memory.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._release()
+            finally:
+                self._lock.release()
         self._write_summary()
 
     def _write_summary(self) -> None:
@@ -616,6 +655,31 @@ class Run:
         if self.live:
             self.guard.misuse(what, message)
 
+    def _checked(
+        self, what: str, value: Any, check: Callable[[Any], T], default: T | None = None
+    ) -> T | None:
+        """A value that a user gave; the default where it is None or makes no sense."""
+        if value is None or not self.live:
+            return default
+        try:
+            return check(value)
+        except (ValueError, TypeError) as error:
+            self._misuse(what, f"{what.replace('_', ' ')}: {error}")
+            return default
+
+    def _instant(self, what: str, given_ns: int | None) -> int:
+        """An instant that a user gave in nanoseconds, or now."""
+        checked = self._checked(what, given_ns, _as_instant)
+        return self.clock.now() if checked is None else checked
+
+    def _attributes(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """Attributes that a user gave; a bad mapping costs no span."""
+        try:
+            return sanitize.attributes(attributes)
+        except Exception as error:
+            self._misuse("attributes", f"attributes: {type(error).__name__}")
+            return {}
+
     def _tell_replay(self, rollout_id: RolloutId) -> None:
         if rollout_id not in self._replays:
             if not self._replays:
@@ -626,58 +690,27 @@ class Run:
                 )
             self._replays.add(rollout_id)
 
-    def _event(self, name: str, window: Window | None, *, window_needed: bool = True) -> _Event:
-        return _Event(self, name, window, window_needed)
+    def _event(self, name: str, window: Window | None, *, window_needed: bool = True) -> Event:
+        return Event(self, name, window, window_needed)
 
     def _die_in_child(self) -> None:
         """In a forked child: nothing is recorded, and no lock is one that the parent held."""
         self.live = self._processor.live = False
+        self._over = True
         self._lock = threading.RLock()
         self.window = None
 
 
-class _Event(AbstractContextManager["Window | None"]):
-    """Guard around one report: locks the ledger, turns bad values into counted misuse.
+def _as_instant(value: Any) -> int:
+    return given.whole(value, "an instant in nanoseconds")
 
-    Gives the open window, or None when there is nothing to report to.
-    """
 
-    __slots__ = ("_locked", "_name", "_needed", "_run", "_window")
+def _as_bytes(value: Any) -> int:
+    return given.natural(value, "bytes")
 
-    def __init__(self, run: Run, name: str, window: Window | None, needed: bool) -> None:
-        self._run = run
-        self._name = name
-        self._window = window
-        self._needed = needed
 
-    def __enter__(self) -> Window | None:
-        run = self._run
-        if not run.live:
-            self._locked = False
-            return None
-        if self._needed and (self._window is None or self._window is not run.window):
-            self._locked = False
-            run._misuse(f"{self._name}_outside", f"{self._name!r} outside an open iteration")
-            return None
-        run._lock.acquire()
-        self._locked = True
-        return self._window
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
-        if self._locked:
-            self._run._lock.release()
-        if error is None or not isinstance(error, Exception):
-            return False
-        if isinstance(error, (ValueError, TypeError)):
-            self._run.guard.misuse(self._name, f"{self._name}: {error}")
-        else:
-            self._run.guard.fault(self._name, error)
-        return True
+def _as_queue(value: Any) -> int:
+    return given.natural(value, "the length of the queue")
 
 
 def fingerprint(config: Any) -> str | None:

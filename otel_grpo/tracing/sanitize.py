@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 MAX_TEXT = 4096
 MAX_ITEMS = 128
 _INT64 = 2**63
+_LONGEST_INT = 1023  # bits: beyond is no finite float
 
 Scalar = str | bool | int | float
 Attribute = Scalar | list[str] | list[bool] | list[int] | list[float]
@@ -21,7 +22,7 @@ Attribute = Scalar | list[str] | list[bool] | list[int] | list[float]
 
 def attributes(given: Mapping[str, Any]) -> dict[str, Attribute]:
     """Attributes of a span; None values are left out."""
-    return {str(key): attribute(value) for key, value in given.items() if value is not None}
+    return {label(key): attribute(value) for key, value in given.items() if value is not None}
 
 
 def attribute(value: Any) -> Attribute:
@@ -38,14 +39,25 @@ def scalar(value: Any) -> Scalar:
     if kind is bool or kind is float:
         return value  # type: ignore[no-any-return]
     if kind is int:
-        return value if -_INT64 <= value < _INT64 else str(value)
+        return value if -_INT64 <= value < _INT64 else _huge(value)
     if isinstance(value, enum.Enum):
         return scalar(value.value)
     if isinstance(value, str):
-        return value if len(value) <= MAX_TEXT else value[: MAX_TEXT - 1] + "…"
+        return text(value)
     if (number_ := number(value)) is not None:
         return scalar(number_)
     return f"<{kind.__module__}.{kind.__qualname__}>"
+
+
+def text(value: str) -> str:
+    """A bounded string that UTF-8 can hold: lone surrogates, from file names say, are replaced."""
+    value = str.__str__(value) if len(value) <= MAX_TEXT else value[: MAX_TEXT - 1] + "…"
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+def label(value: Any) -> str:
+    """A short name that a user gives, such as a reason; an object counts by its type's name."""
+    return text(str(scalar(value)))
 
 
 def number(value: Any) -> int | float | None:
@@ -62,30 +74,33 @@ def number(value: Any) -> int | float | None:
     return None
 
 
-def scalars(given: Mapping[str, Any]) -> tuple[dict[str, int | float | None], list[str]]:
+def scalars(given: object) -> tuple[dict[str, int | float | None], list[str]]:
     """Numbers that JSON can hold, and the names of those that were not finite (written as null).
 
     What is None in `given` stays null; what is no number is left out.
     """
     finite: dict[str, int | float | None] = {}
     nonfinite: list[str] = []
-    for name, value in given.items():
-        if value is None:
-            finite[str(name)] = None
-            continue
+    if not isinstance(given, Mapping):
+        raise TypeError(f"scalars are a mapping of names to numbers, not {type(given).__name__}")
+    for key, value in given.items():
         plain = number(value)
-        if plain is None:
+        if plain is None and value is not None:
             continue
-        if isinstance(plain, float) and not math.isfinite(plain):
-            nonfinite.append(str(name))
+        name = label(key)
+        if plain is not None and not _is_finite(plain):
+            nonfinite.append(name)
             plain = None
-        finite[str(name)] = plain
+        finite[name] = plain
     return finite, nonfinite
 
 
-def lengths(values: Iterable[int]) -> list[int]:
-    """Python ints of a sequence of counts; raises for tensors, fractions and negative numbers."""
-    plain = [number(value) for value in values]
-    if any(not isinstance(value, int) or value < 0 for value in plain):
-        raise ValueError("counts are whole numbers that are not negative")
-    return plain  # type: ignore[return-value]
+def _is_finite(value: float) -> bool:
+    """Whether it is a number that any reader of JSON can hold, at least nearly."""
+    return math.isfinite(value) if isinstance(value, float) else value.bit_length() <= _LONGEST_INT
+
+
+def _huge(value: int) -> str:
+    # Python itself refuses to print an integer of some thousand digits.
+    bits = value.bit_length()
+    return str(value) if bits <= _LONGEST_INT else f"<int of {bits} bits>"

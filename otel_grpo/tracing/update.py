@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from otel_grpo import semconv
+from otel_grpo.tracing import given, sanitize
 from otel_grpo.tracing.phase import Phase
 
 if TYPE_CHECKING:
@@ -29,9 +30,11 @@ class Update:
         self.status = "applied"
         self.reason: str | None = None
         self.ranks: tuple[int, ...] = ()
+        self.end_ns: int | None = None
         self.phase = Phase(run, semconv.OPTIMIZER, start_ns=start_ns)
         self._run = run
         self._open = False
+        self._refused = False
 
     def __enter__(self) -> Update:
         return self.start()
@@ -45,15 +48,17 @@ class Update:
         self.stop(error)
 
     def start(self) -> Update:
-        self._open = True
-        self._run._update_starts()
-        self.phase.start()
+        self._open = self._run._update_starts()
+        self._refused = not self._open
+        if self._open:
+            self.phase.start()
         return self
 
     def stop(self, error: BaseException | None = None) -> None:
         """End of the step; with `error` the update failed."""
         if not self._open:
-            self._run._misuse("update_closed", "an update was ended that is not open")
+            if not self._refused:
+                self._run._misuse("update_closed", "an update was ended that is not open")
             return
         self._open = False
         if error is not None:
@@ -62,9 +67,10 @@ class Update:
 
     def skip(self, reason: str) -> None:
         """The step changed no weights: gradient overflow, a gradient that is not finite."""
-        self.status, self.reason = "skipped", reason
+        self.status, self.reason = "skipped", sanitize.label(reason)
 
     def fail(self, reason: str, ranks: Sequence[int] = ()) -> None:
         """A worker reported a failure; `ranks` names those that did."""
-        self.status, self.reason = "failed", reason
-        self.ranks = tuple(ranks) or self.ranks
+        self.status, self.reason = "failed", sanitize.label(reason)
+        checked = self._run._checked("update", ranks, given.ranks)
+        self.ranks = checked or self.ranks

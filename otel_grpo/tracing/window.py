@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from otel_grpo.core.ledger import WindowEvents
+    from otel_grpo.records.model import Publication as PublicationRow
     from otel_grpo.tracing.account import Row
     from otel_grpo.tracing.publication import Publication
 
@@ -75,6 +76,7 @@ class ClosedWindow:
     events: WindowEvents
     applied: int
     deadline_ns: int | None = None  # set when the next window has closed
+    publications: list[PublicationRow] = field(default_factory=list)  # as its record will say
 
     @property
     def waits(self) -> bool:

@@ -114,9 +114,8 @@ def test_our_spans_are_current_in_a_shared_provider(
                 pass
             with it.phase("generation") as phase:
                 assert trace.get_current_span() is phase.span
-                with tracer.start_as_current_span("request"):
-                    with it.phase("reward"):
-                        pass
+                with tracer.start_as_current_span("request"), it.phase("reward"):
+                    pass
     assert not trace.get_current_span().get_span_context().is_valid
     spans = {span.name: span for span in exported.get_finished_spans()}
     assert set(spans) >= {"rl.sample", "rl.reward", "rl.loop", "request", "in the loop"}

@@ -1,0 +1,66 @@
+"""Guard around one report of the training: what the API's calls share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from otel_grpo.tracing.guard import ApiError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from otel_grpo.tracing.run import Run
+    from otel_grpo.tracing.window import Window
+
+# Nobody's training waits longer for a lock that an interrupted thread may have left held.
+LOCK_S = 3.0
+
+
+class Event:
+    """Locks the ledger and turns bad values into counted misuse, anything else into a counted fault.
+
+    Gives the open window, or None when there is nothing to report to.
+    """
+
+    __slots__ = ("_locked", "_name", "_needed", "_run", "_window")
+
+    def __init__(self, run: Run, name: str, window: Window | None, needed: bool) -> None:
+        self._run = run
+        self._name = name
+        self._window = window
+        self._needed = needed
+        self._locked = False
+
+    def __enter__(self) -> Window | None:
+        run = self._run
+        if not run.live:
+            return None
+        self._locked = run._lock.acquire(timeout=LOCK_S)
+        if not self._locked:
+            run.guard.fault(self._name, TimeoutError("the run is busy"))
+            return None
+        if self._needed and (self._window is None or self._window is not run.window):
+            self._release()
+            run._misuse(f"{self._name}_outside", f"{self._name!r} outside an open iteration")
+            return None
+        return self._window
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        self._release()
+        if not isinstance(error, Exception) or isinstance(error, ApiError):
+            return False
+        if isinstance(error, (ValueError, TypeError, OverflowError)):
+            self._run._misuse(self._name, f"{self._name}: {error}")
+        else:
+            self._run.guard.fault(self._name, error)
+        return True
+
+    def _release(self) -> None:
+        if self._locked:
+            self._locked = False
+            self._run._lock.release()

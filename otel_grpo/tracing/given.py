@@ -1,0 +1,175 @@
+"""What users give, as plain values: anything else raises ValueError with a sentence about it.
+
+A tensor is refused by its type and never read: reading it would wait for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+import numpy as np
+
+from otel_grpo.core.ledger import Batch, Ints, RolloutId, Samples, Visit
+from otel_grpo.records.model import PublicationKind, RunStatus, WindowStatus
+from otel_grpo.tracing import sanitize
+
+_READABLE = frozenset({"builtins", "numpy", "array"})
+_KINDS = frozenset(get_args(PublicationKind))
+_STATUSES = frozenset(get_args(WindowStatus))
+_ENDS = frozenset(get_args(RunStatus)) - {"running"}
+
+
+def whole(value: Any, name: str) -> int:
+    """A whole number, such as a version or an instant in nanoseconds."""
+    plain = sanitize.number(value)
+    if not isinstance(plain, int):
+        raise ValueError(f"{name} is a whole number, not {_kind(value)}")
+    return plain
+
+
+def natural(value: Any, name: str) -> int:
+    """A count."""
+    plain = whole(value, name)
+    if plain < 0:
+        raise ValueError(f"{name} is not negative")
+    return plain
+
+
+def ranks(values: Any) -> tuple[int, ...]:
+    return tuple(natural(value, "a rank") for value in values)
+
+
+def steps(values: Any) -> list[int]:
+    return [whole(value, "a step") for value in values]
+
+
+def publication_kind(value: Any) -> PublicationKind:
+    if not isinstance(value, str) or value not in _KINDS:
+        raise ValueError(f"the kind of a publication is one of {', '.join(sorted(_KINDS))}")
+    return value  # type: ignore[return-value]
+
+
+def window_status(value: Any) -> WindowStatus:
+    if not isinstance(value, str) or value not in _STATUSES:
+        raise ValueError(f"the status of an iteration is one of {', '.join(sorted(_STATUSES))}")
+    return value  # type: ignore[return-value]
+
+
+def run_status(value: Any) -> RunStatus:
+    if not isinstance(value, str) or value not in _ENDS:
+        raise ValueError(f"a run ends as one of {', '.join(sorted(_ENDS))}")
+    return value  # type: ignore[return-value]
+
+
+def rollout(rollout_id: Any) -> RolloutId:
+    if isinstance(rollout_id, str):
+        return sanitize.text(rollout_id)
+    plain = sanitize.number(rollout_id)
+    if isinstance(plain, int):
+        return plain
+    raise ValueError(f"a rollout id is a string or a whole number, not {_kind(rollout_id)}")
+
+
+def extent(columns: Iterable[Any], n: Any, first: Any) -> range:
+    """Indices of the samples that are given; empty where the arguments make no sense."""
+    try:
+        count = next((len(column) for column in columns if column is not None), n)
+        start = natural(first, "first")
+        return range(start, start + natural(count or 0, "n"))
+    except Exception:  # whatever a user's object raises: `consumed` says what is wrong
+        return range(0)
+
+
+def batch(
+    rollout_id: Any,
+    columns: Mapping[str, Any],
+    indices: range,
+    truncated: Any,
+    extent: tuple[Any, Any],
+) -> Batch:
+    """The samples with these indices, which `extent` made of the first index and their number."""
+    first, n = natural(extent[0], "first"), extent[1]
+    size = len(indices)
+    if n is not None and natural(n, "n") != size:
+        raise ValueError(f"n: {n} samples, but columns of {size}")
+    known = {
+        name: integers(values, size, name) if name == "group_ids" else column(values, size, name)
+        for name, values in columns.items()
+        if values is not None
+    }
+    cut = None if truncated is None else flagged(truncated, size, "truncated")
+    return Batch(rollout(rollout_id), first, size, known, cut)
+
+
+def column(values: Any, n: int, name: str) -> Ints:
+    """One count per sample. Shape (n,)."""
+    return _not_negative(integers(values, n, name), name)
+
+
+def integers(values: Any, n: int, name: str) -> Ints:
+    """One whole number per sample. Shape (n,)."""
+    _refuse_unreadable(values, name)
+    array = np.asarray(values)
+    if array.shape != (n,):
+        raise ValueError(f"{name}: {array.shape} is not one number for each of {n} samples")
+    if array.dtype.kind not in "iu" and n:
+        raise ValueError(f"{name}: whole numbers of at most 64 bits are needed")
+    return array.astype(np.int64)
+
+
+def versions(values: int | Sequence[int], n: int) -> Ints:
+    """The weights version of each sample, from one each or one for all. Shape (n,)."""
+    plain = sanitize.number(values)
+    if isinstance(plain, int):
+        return np.full(n, plain, dtype=np.int64)
+    return column(values, n, "versions")
+
+
+def flagged(values: Any, n: int, name: str) -> Ints:
+    """Positions of the samples that are marked, from one boolean per sample."""
+    _refuse_unreadable(values, name)
+    array = np.asarray(values)
+    if array.shape != (n,) or (n and array.dtype.kind not in "biu"):
+        raise ValueError(f"{name}: one boolean for each of {n} samples is needed")
+    return np.flatnonzero(array)
+
+
+def visits(samples: Iterable[tuple[RolloutId, int]]) -> list[Visit]:
+    """Ids of samples as arrays per rollout, in the order given."""
+    if isinstance(samples, Samples):
+        return [Visit(rollout(samples.rollout_id), _indices(samples.indices))]
+    if hasattr(type(samples), "__array__"):
+        raise ValueError(f"samples: give (rollout id, index) pairs, not {_kind(samples)}")
+    parts: list[tuple[RolloutId, list[int]]] = []
+    for rollout_id, index in samples:
+        if not parts or parts[-1][0] != rollout_id:
+            parts.append((rollout_id, []))
+        parts[-1][1].append(index)
+    return [Visit(rollout(rollout_id), _indices(indices)) for rollout_id, indices in parts]
+
+
+def _indices(indices: Sequence[int]) -> Ints:
+    if isinstance(indices, range):
+        return _not_negative(np.arange(indices.start, indices.stop, indices.step), "samples")
+    return column(indices, len(indices), "samples")
+
+
+def _not_negative(array: Ints, name: str) -> Ints:
+    if len(array) and int(array.min()) < 0:
+        raise ValueError(f"{name}: a negative number")
+    return array
+
+
+def _refuse_unreadable(values: Any, name: str) -> None:
+    # numpy would read a tensor, and a list of tensors, element by element.
+    kinds = {type(values)}
+    if isinstance(values, (list, tuple)):
+        kinds.update(map(type, values))
+    for kind in kinds:
+        if kind.__module__.partition(".")[0] not in _READABLE:
+            raise ValueError(f"{name}: give Python or numpy numbers, not {kind.__name__}")
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
