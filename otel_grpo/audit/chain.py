@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from otel_grpo.audit.decode import Record, is_json, prev_of, record
@@ -25,9 +25,10 @@ MAX_LINE = 256 << 20
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the file: a record, or the reason why it is none."""
+    """One line of the file: a record, or the reason why it is none; or several of the latter."""
 
     number: int
+    until: int
     digest: str
     ended: bool
     cut: bool  # it begins like a record and is no JSON: a kill can do that
@@ -58,7 +59,7 @@ def _lines(path: Path) -> Iterator[Line]:
                     prev = prev_of(body)
                 except ValueError:
                     known = False
-            yield Line(number, digest, ended, cut, found, why, prev, known)
+            yield Line(number, number, digest, ended, cut, found, why, prev, known)
 
 
 class _Links:
@@ -123,7 +124,9 @@ class Chain:
             elif held.record is not None:
                 yield from self._good(held, line)
                 held = line
-            elif not line.ended:  # unreadable lines up to the end of the file
+            elif line.ended:  # several unreadable lines are judged as one
+                held = replace(held, until=line.number, cut=held.cut and line.cut)
+            else:
                 raise InputFault(FILE, held.number, held.why)
         if held is not None:
             yield from self._last(held)
@@ -189,7 +192,8 @@ class Chain:
         self._intact = False
 
     def _torn(self, line: Line, why: str) -> None:
-        self.findings.add("note", FILE, line.number, "", f"torn line set apart: {why}")
+        for number in range(line.number, line.until + 1):
+            self.findings.add("note", FILE, number, "", f"torn line set apart: {why}")
 
     def _head(self) -> None:
         stored = None if self.summary is None else self.summary.head

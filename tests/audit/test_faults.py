@@ -231,19 +231,30 @@ def test_a_killed_attempt_and_the_next(files, tmp_path):
     assert found(report, field="attempts[0].time.wall_ns", stored=361, recomputed=360)
 
 
-@pytest.mark.parametrize("torn", ["part", "whole"])
+@pytest.mark.parametrize("torn", ["part", "whole", "twice"])
 def test_a_torn_line_before_an_attempt(files, tmp_path, torn):
     """The next attempt ended the line and went on from the one before."""
     rest = files.lines()[7]
     lines = killed(files)
     second = second_attempt(files, lines)
     text = b"".join(line + b"\n" for line in lines)
-    text += (rest[:300] if torn == "part" else rest) + b"\n" + second + b"\n"
+    bad = {"part": [rest[:300]], "whole": [rest], "twice": [rest[:300], rest[:9]]}[torn]
+    text += b"\n".join((*bad, second, b""))
     report = write_attempts(files, tmp_path, [*lines, second], text)
     assert report.exit_status == 0, render(report)
-    (note,) = report.findings
-    assert (note.line, note.severity) == (8, "note")
+    lines = [(note.line, note.severity) for note in report.findings]
+    assert lines == [(8, "note"), (9, "note")][: len(bad)]
     assert report.lines == 8
+
+
+def test_garbage_before_an_attempt(files, tmp_path):
+    """No kill leaves a line that does not begin like a record, nor a whole line of other JSON."""
+    lines = killed(files)
+    second = second_attempt(files, lines)
+    for bad in ([b"garbage"], [b'{"a":1}'], [b'{"schema"', b"garbage"]):
+        text = b"\n".join((*lines, *bad, second, b""))
+        report = write_attempts(files, tmp_path, [*lines, second], text)
+        only_input(report, "metrics_raw.jsonl", 8)
 
 
 def test_a_finished_killed_run_with_a_torn_line(files, tmp_path):

@@ -44,6 +44,17 @@ def test_sinks_add_up(files, tmp_path):
     assert found(report, field="observed.sinks.metrics_raw.written", stored=9, recomputed=8)
 
 
+def test_counts_of_a_sink_from_an_earlier_instant(files, tmp_path):
+    """What was pending then may be in the file now; more than that only if it was made later."""
+    sink = files.summary["observed"]["sinks"]["metrics_raw"]
+    sink |= {"written": 7, "pending": 1}
+    assert audit(files.write(tmp_path)).findings == []
+    sink |= {"created": 7, "pending": 0}
+    assert found(audit(files.write(tmp_path)), field="observed.sinks.metrics_raw.written")
+    files.summary["observed"]["time_unix_ns"] = 1319
+    assert audit(files.write(tmp_path)).findings == []
+
+
 def test_iterations_grow(files, tmp_path):
     """None twice, none left out."""
     files.records[5]["iteration"] = 2
