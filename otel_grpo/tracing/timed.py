@@ -31,23 +31,37 @@ def timed(function: Any = None, /) -> Any:
     Args:
         function: the function, or a name for it; default name: the function's own.
     """
-    if callable(function):
-        return _wrap(function, function.__name__)
-    return lambda f: _wrap(f, function or f.__name__)
+    if callable(function) or isinstance(function, (staticmethod, classmethod)):
+        return _wrap(function, _name_of(function))
+    return lambda f: _wrap(f, function or _name_of(f))
+
+
+def _name_of(function: Any) -> str:
+    return getattr(function, "__name__", None) or type(function).__name__
 
 
 def _wrap(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    if isinstance(function, (staticmethod, classmethod)):
+        return type(function)(_wrap(function.__func__, name))
     # functools.wraps keeps the name; the flavour must be the same as well, callers look at it.
     if inspect.isasyncgenfunction(function):
 
         @functools.wraps(function)
         async def async_generator(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
             with _Call(name):
+                # What `yield from` does for plain generators has no short form for these.
                 inner = function(*args, **kwargs)
                 try:
-                    value = yield await anext(inner)
+                    item = await anext(inner)
                     while True:
-                        value = yield await inner.asend(value)
+                        try:
+                            sent = yield item
+                        except GeneratorExit:
+                            raise
+                        except BaseException as error:
+                            item = await inner.athrow(error)
+                        else:
+                            item = await inner.asend(sent)
                 except StopAsyncIteration:
                     return
                 finally:
