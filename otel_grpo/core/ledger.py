@@ -6,7 +6,8 @@ window into the evidence of its record.
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from bisect import bisect_left, insort
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -106,7 +107,7 @@ class Ledger:
         self.window = WindowEvents()
         self.applied = 0
         self.pending = 0
-        self._waiting: list[Visit] = []  # visits that no update has taken yet, oldest first
+        self._waiting: deque[Visit] = deque()  # visits that no update has taken, oldest first
         self._known: dict[RolloutId, list[tuple[int, int]]] = {}
         self.trained = TrainedLengths()
 
@@ -124,7 +125,10 @@ class Ledger:
         for start, stop in _true_runs(fresh):
             part = _part(batch, start, stop)
             self.window.consumed.append(part)
-            known.append((part.first, part.n))
+            if known and sum(known[-1]) == part.first:
+                known[-1] = (known[-1][0], known[-1][1] + part.n)
+            else:
+                known.append((part.first, part.n))
             self.trained.remember(part)
         return int(fresh.sum())
 
@@ -138,7 +142,7 @@ class Ledger:
     def take(self, samples: int | None = None) -> list[Visit]:
         """The visits that an update is made from: the oldest `samples` waiting ones, or all."""
         if samples is None:
-            taken, self._waiting = self._waiting, []
+            taken, self._waiting = list(self._waiting), deque()
             self.pending = 0
             return taken
         if not 0 <= samples <= self.pending:
@@ -146,9 +150,9 @@ class Ledger:
         taken = []
         left = samples
         while left:
-            visit = self._waiting.pop(0)
+            visit = self._waiting.popleft()
             if len(visit.indices) > left:
-                self._waiting.insert(0, Visit(visit.rollout_id, visit.indices[left:]))
+                self._waiting.appendleft(Visit(visit.rollout_id, visit.indices[left:]))
                 visit = Visit(visit.rollout_id, visit.indices[:left])
             taken.append(visit)
             left -= len(visit.indices)
@@ -213,28 +217,32 @@ class TrainedLengths:
         if trained is None:
             return
         self._parts[batch.rollout_id, batch.first] = trained.astype(np.int32)
-        self._firsts[batch.rollout_id].append(batch.first)
+        insort(self._firsts[batch.rollout_id], batch.first)
         self._held += batch.n
         while self._held > self._bound:
             (rollout_id, first), lengths = self._parts.popitem(last=False)
-            self._firsts[rollout_id].remove(first)
+            firsts = self._firsts[rollout_id]
+            del firsts[bisect_left(firsts, first)]
             self._held -= len(lengths)
 
     def of(self, rollout_id: RolloutId, indices: Ints) -> Ints:
         """Length of each sample, in order; -1 where it is not known. Shape of `indices`."""
         lengths = np.full(len(indices), -1, dtype=np.int64)
-        for first in tuple(self._firsts.get(rollout_id, ())):
+        firsts = np.array(self._firsts.get(rollout_id, ()), dtype=np.int64)
+        part_of = np.searchsorted(firsts, indices, side="right") - 1
+        for position in np.unique(part_of[part_of >= 0]).tolist():
+            first = int(firsts[position])
             part = self._parts.get((rollout_id, first))
             if part is not None:
-                inside = (indices >= first) & (indices < first + len(part))
+                inside = (part_of == position) & (indices < first + len(part))
                 lengths[inside] = part[indices[inside] - first]
         return lengths
 
     def total(self, visits: Iterable[Visit]) -> int | None:
         """Tokens of one pass over all of them; None when one is not known."""
         total = 0
-        for visit in visits:
-            lengths = self.of(visit.rollout_id, visit.indices)
+        for rollout_id, indices in _by_rollout(visits).items():
+            lengths = self.of(rollout_id, indices)
             if len(lengths) and int(lengths.min()) < 0:
                 return None
             total += int(lengths.sum())
@@ -244,20 +252,19 @@ class TrainedLengths:
 def resolve(events: WindowEvents, trained: TrainedLengths) -> WindowCounts:
     """The evidence of a closed window."""
     batches = events.consumed
-    visits = [np.zeros(batch.n, dtype=np.int64) for batch in batches]
-    of_rollout: dict[RolloutId, list[int]] = defaultdict(list)
-    for position, batch in enumerate(batches):
-        of_rollout[batch.rollout_id].append(position)
-    earlier: dict[RolloutId, list[Ints]] = defaultdict(list)
-    for visit in events.visits:
-        indices = visit.indices
-        for position in of_rollout.get(visit.rollout_id, ()):
-            batch = batches[position]
-            inside = (indices >= batch.first) & (indices < batch.first + batch.n)
-            visits[position] += np.bincount(indices[inside] - batch.first, minlength=batch.n)
-            indices = indices[~inside]
-        if len(indices):
-            earlier[visit.rollout_id].append(indices)
+    places = _places(batches)
+    visited = [np.zeros(0, dtype=np.int64)]  # rows of the columns, once for each visit
+    earlier: dict[RolloutId, Ints] = {}
+    for rollout_id, indices in _by_rollout(events.visits).items():
+        if rollout_id in places:
+            firsts, ends, offsets = places[rollout_id]
+            part_of = np.searchsorted(firsts, indices, side="right") - 1
+            inside = (part_of >= 0) & (indices < ends[part_of])
+            part_of = part_of[inside]
+            visited.append(offsets[part_of] + indices[inside] - firsts[part_of])
+            earlier[rollout_id] = indices[~inside]
+        else:
+            earlier[rollout_id] = indices
     return WindowCounts(
         samples=merge_runs((b.rollout_id, b.first, b.n) for b in batches),
         columns={
@@ -265,14 +272,38 @@ def resolve(events: WindowEvents, trained: TrainedLengths) -> WindowCounts:
             for name in COLUMNS
             if batches and all(name in batch.columns for batch in batches)
         },
-        visit_counts=np.concatenate(visits) if visits else np.zeros(0, dtype=np.int64),
+        visit_counts=np.bincount(
+            np.concatenate(visited), minlength=sum(batch.n for batch in batches)
+        ),
         truncated=_truncated(batches),
         revisited=[
             row
-            for rollout_id, parts in earlier.items()
-            for row in _revisited(rollout_id, np.concatenate(parts), trained)
+            for rollout_id, indices in earlier.items()
+            if len(indices)
+            for row in _revisited(rollout_id, indices, trained)
         ],
     )
+
+
+def _by_rollout(visits: Iterable[Visit]) -> dict[RolloutId, Ints]:
+    """The indices of all visits of each rollout, in the order visited."""
+    parts: dict[RolloutId, list[Ints]] = defaultdict(list)
+    for visit in visits:
+        parts[visit.rollout_id].append(visit.indices)
+    return {rollout_id: np.concatenate(each) for rollout_id, each in parts.items()}
+
+
+def _places(batches: Sequence[Batch]) -> dict[RolloutId, tuple[Ints, Ints, Ints]]:
+    """For each rollout its batches by first index: firsts, ends, and rows in the columns."""
+    rows: dict[RolloutId, list[tuple[int, int, int]]] = defaultdict(list)
+    offset = 0
+    for batch in batches:
+        rows[batch.rollout_id].append((batch.first, batch.first + batch.n, offset))
+        offset += batch.n
+    return {
+        rollout_id: tuple(np.array(sorted(each), dtype=np.int64).T)
+        for rollout_id, each in rows.items()
+    }
 
 
 def _revisited(
@@ -295,12 +326,9 @@ def _revisited(
 
 def visit_runs(visits: Iterable[Visit]) -> list[Run]:
     """Visits as runs, sorted by index inside a rollout; a sample visited twice stands twice."""
-    of_rollout: dict[RolloutId, list[Ints]] = defaultdict(list)
-    for visit in visits:
-        of_rollout[visit.rollout_id].append(visit.indices)
     runs: list[Run] = []
-    for rollout_id, parts in of_rollout.items():
-        unique, counts = np.unique(np.concatenate(parts), return_counts=True)
+    for rollout_id, indices in _by_rollout(visits).items():
+        unique, counts = np.unique(indices, return_counts=True)
         while len(unique):
             breaks = np.flatnonzero(np.diff(unique) != 1) + 1
             runs += [(rollout_id, int(part[0]), len(part)) for part in np.split(unique, breaks)]
