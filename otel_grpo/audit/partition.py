@@ -167,7 +167,10 @@ def account(rows: Sequence[IntervalRow], begin: int, end: int, lane: int) -> Acc
     m["time.unattributed_ns"] = result.segments.get((), 0)
     m["time.log_background_ns"] = spans.log_background_ns
     length = spans.end - spans.start
-    for p in np.unique(spans.phase).tolist():
+    # A phase without a span that covers anything can still be the uppermost of its children.
+    exposed[log] = 0
+    seen = np.bincount(spans.phase, minlength=n) + top + exposed
+    for p in np.flatnonzero(seen).tolist():
         mine, name = spans.phase == p, f"phase.{names[p]}."
         result.phases.append(names[p])
         m[name + "busy_ns"] = int(busy[p])

@@ -79,9 +79,7 @@ class Totals:
     @property
     def count(self) -> int:
         """Windows with a record."""
-        return (
-            self.windows.total() if hasattr(self.windows, "total") else sum(self.windows.values())
-        )
+        return self.windows.total()
 
     def blocks(self, started: int, ended: int, *, lost: int, late: int, ranks: int) -> Flat:
         """Every number of the summary by its dotted name.

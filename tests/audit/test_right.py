@@ -93,6 +93,15 @@ def test_below_an_evaluation_all_but_log_counts_as_evaluation():
     assert m["time.work_ns"] == 40
 
 
+def test_an_empty_parent_still_gives_its_name():
+    """Its child has no other uppermost ancestor, and the stack has to add up to the wall time."""
+    rows = rows_of(["a", None, "data", 3, 3, 1, 0], ["r", "a", "reward", 4, 9, 2, 0])
+    m = account(rows, 0, 10, 1).metrics
+    assert (m["phase.data.busy_ns"], m["phase.data.calls"], m["phase.data.top_ns"]) == (0, 0, 5)
+    assert m["phase.data.exposed_ns"] == 5
+    assert m["phase.reward.top_ns"] == 0
+
+
 def test_background_log_leaves_with_its_links():
     """A child of it has no parent, and is its own uppermost."""
     rows = rows_of(["b", None, "log", 0, 10, 2, 0], ["r", "b", "reward", 2, 8, 2, 0])
