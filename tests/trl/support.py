@@ -104,7 +104,8 @@ class Files:
         self.summary = json.loads((self.path / "summary.json").read_text())
         lines = (self.path / "metrics_raw.jsonl").read_text().splitlines()
         self.records = [json.loads(line) for line in lines]
-        self.flat = [json.loads(line) for line in (self.path / "metrics.jsonl").open()]
+        flat = self.path / "metrics.jsonl"  # none before the first log call
+        self.flat = [json.loads(line) for line in flat.open()] if flat.exists() else []
         self.run = json.loads((self.path / "run.json").read_text())
 
     def of(self, kind, attempt=None):

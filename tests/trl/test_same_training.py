@@ -69,6 +69,18 @@ def run(output, **options):
     }
 
 
+def path_of_model(words):
+    """The reference model is loaded from where the policy came from: a directory."""
+    import tempfile
+
+    import tiny
+
+    folder = tempfile.mkdtemp()
+    tiny.model(words).save_pretrained(folder)
+    words.save_pretrained(folder)
+    return folder
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -81,7 +93,7 @@ def run(output, **options):
             "steps_per_generation": 4,
             "num_iterations": 2,
             "beta": 0.04,
-            "model": lambda words: path_of_model(words),
+            "model": path_of_model,
         },
     ],
     ids=["defaults", "slices, reuse and a reference model"],
@@ -103,18 +115,6 @@ def test_observed_training_is_the_same(trl, tmp_path, monkeypatch, options):
         assert observed[name] == value, name
     assert any(log.get("grad_norm", 0) > 0 for log in observed["logs"])
     audited(tmp_path / "run")
-
-
-def path_of_model(words):
-    """The reference model is loaded from where the policy came from: a directory."""
-    import tempfile
-
-    import tiny
-
-    folder = tempfile.mkdtemp()
-    tiny.model(words).save_pretrained(folder)
-    words.save_pretrained(folder)
-    return folder
 
 
 def test_shuffled_dict_is_the_trainers_own(observed, trl):

@@ -246,10 +246,9 @@ class Session:
             # The gradient scaler found an overflow. The trainer counts the step all the same.
             update.skip("overflow")
         update.stop()
-        now = self.run.clock.now()
         if not skipped:
             self._applied += 1
-            self._applied_ns = now
+            self._applied_ns = update.end_ns
         self.run.memory()
 
     def logged(self, logs: dict[str, Any]) -> None:
