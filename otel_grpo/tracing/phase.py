@@ -10,6 +10,7 @@ from opentelemetry import context as otel_context
 from opentelemetry.trace import Span, Status, StatusCode, set_span_in_context
 
 from otel_grpo import semconv
+from otel_grpo.tracing import sanitize
 from otel_grpo.tracing.guard import ApiError
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Phase:
         if not run.live:
             return
         try:
-            self._stop(run, error, run.clock.now() if end_ns is None else self._end(end_ns))
+            self._stop(run, error, run.clock.at(entered) if end_ns is None else self._end(end_ns))
         except ApiError:
             raise
         except Exception as fault:
@@ -137,6 +138,10 @@ class Phase:
         if parent is None or parent._run is not run or parent._span is None:
             parent = previous
         context = window.context if parent is None else parent.context
+        span_name = semconv.SPAN_OF_PHASE.get(self.name)
+        if span_name is None:
+            self.name = sanitize.label(self.name)
+            span_name = f"rl.{self.name}"
         attributes = {**window.attributes, semconv.PHASE: self.name}
         if self._attributes:
             # Ours last: they win, and a limit of a shared provider drops the first ones.
@@ -145,8 +150,7 @@ class Phase:
             self.start_ns = run.clock.at(entered)
         else:
             self.start_ns = run._instant("phase_start", self.start_ns)
-        name = semconv.SPAN_OF_PHASE.get(self.name) or f"rl.{self.name}"
-        self._span = run.start_span(name, context, attributes, self.start_ns)
+        self._span = run.start_span(span_name, context, attributes, self.start_ns)
         self._previous = previous
         _current.set(self)
         if run.shared:
@@ -194,7 +198,7 @@ def current_phase(run: Run) -> Phase | None:
 
 
 def _innermost_open(phase: Phase | None) -> Phase | None:
-    while phase is not None and not phase.open:
+    while phase is not None and phase._span is None:
         phase = phase._previous
     return phase
 

@@ -16,7 +16,7 @@ from otel_grpo.records.model import (
     NOT_DEVICE_SYNCED,
     OWN_LOG,
 )
-from otel_grpo.tracing import lanes
+from otel_grpo.tracing import lanes, sanitize
 from otel_grpo.tracing.account import Account, Row
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class AccountProcessor(SpanProcessor):
         try:
             attributes = _plain(span)
             if (phase := attributes.get(semconv.PHASE)) is not None:
-                self._account.start(_row(span, str(phase), attributes))
+                self._account.start(_row(span, sanitize.label(phase), attributes))
         except Exception as error:
             self._guard.fault("processor.on_start", error)
 
@@ -77,7 +77,7 @@ class AccountProcessor(SpanProcessor):
         flags = _flags(span, attributes)
         if self._account.end(span.context.span_id, end, flags) is None:
             # The phase was set after the start.
-            row = _row(span, str(phase), attributes)
+            row = _row(span, sanitize.label(phase), attributes)
             row.end, row.flags = end, row.flags | flags
             self._account.add(row)
 

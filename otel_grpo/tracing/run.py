@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import socket
 import threading
 from collections import deque
@@ -717,8 +718,16 @@ def fingerprint(config: Any) -> str | None:
     """SHA-256 over a configuration, so that two runs can be told apart without recording it."""
     if config is None:
         return None
-    data = msgspec.json.encode(config, order="sorted", enc_hook=str)
+    try:
+        data = msgspec.json.encode(config, order="sorted", enc_hook=_plain)
+    except (ValueError, TypeError, RecursionError):
+        return None
     return hashlib.sha256(data).hexdigest()
+
+
+def _plain(value: Any) -> str:
+    # Whatever it is tells configurations apart, but for a tensor, which is not read.
+    return sanitize.label(value) if hasattr(type(value), "__array__") else str(value)
 
 
 def status_of(error: BaseException | None) -> RunStatus:
@@ -756,18 +765,27 @@ def start(
     if is_true(os.environ.get("OTEL_GRPO_DISABLED")):
         return run
     try:
+        run_id = run_id or os.environ.get("OTEL_GRPO_RUN_ID") or None
+        if run_id is not None:
+            run_id = sanitize.label(run_id)
         directory, unwritable = _open_directory(run_dir, run_id)
         run._begin(
             clock=clock or Clock.read(),
             directory=directory,
             unwritable=unwritable,
-            trainer=Trainer(trainer, trainer_version, adapter_version, algorithm),
+            trainer=Trainer(
+                sanitize.label(trainer),
+                *(
+                    None if text is None else sanitize.label(text)
+                    for text in (trainer_version, adapter_version, algorithm)
+                ),
+            ),
             world=World(1, list(devices)),
             roles=roles,
             readings=readings,
             config=config,
-            role=role,
-            base=base or {},
+            role=re.sub(r"[^A-Za-z0-9._-]+", "_", sanitize.label(role)),
+            base=_base(guard, base or {}),
             provider=tracer_provider,
             run_id=directory.run_id if directory is not None else run_id or os.urandom(8).hex(),
         )
@@ -775,6 +793,14 @@ def start(
         run.live = False
         guard.fault("run.start", error)
     return run
+
+
+def _base(guard: Guard, base: Mapping[str, int]) -> dict[str, int]:
+    try:
+        return {sanitize.label(name): given.natural(n, name) for name, n in base.items()}
+    except Exception as error:  # the run starts without it
+        guard.misuse("base", f"base: {error}")
+        return {}
 
 
 def _open_directory(
