@@ -26,11 +26,15 @@ def test_lost_records(files, tmp_path):
     (finding,) = found(report, field="seq")
     assert finding.severity == "error"
     assert "lost 2 record(s)" in finding.message
-    assert "0 dropped" in finding.message
+    assert "it says 0" in finding.message
     sink = files.summary["observed"]["sinks"]["metrics_raw"]
     sink |= {"created": 10, "dropped": 2}
     report = audit(files.write(tmp_path))
     assert [f.severity for f in found(report, field="seq")] == ["warning"]
+    files.summary = None
+    files.records[-1]["observed"] = {}
+    (finding,) = found(audit(files.write(tmp_path)), field="seq")
+    assert (finding.severity, "count of drops is lost" in finding.message) == ("warning", True)
 
 
 def test_sinks_add_up(files, tmp_path):
