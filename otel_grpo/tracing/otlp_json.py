@@ -17,6 +17,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext
 
+from otel_grpo.tracing import sanitize
+
 _encode = msgspec.json.Encoder().encode
 _SAMPLED_AND_HAS_PARENT = 0x100  # flags bit 8: whether the parent is remote is known
 _REMOTE_PARENT = 0x200
@@ -29,7 +31,11 @@ def encode(spans: Iterable[ReadableSpan]) -> bytes:
         _, scopes = resources.setdefault(id(span.resource), (span.resource, {}))
         scope = span.instrumentation_scope
         scopes.setdefault(id(scope), (scope, []))[1].append(_span(span))
-    return _encode({"resourceSpans": [_resource_spans(*group) for group in resources.values()]})
+    request = {"resourceSpans": [_resource_spans(*group) for group in resources.values()]}
+    try:
+        return _encode(request)
+    except UnicodeEncodeError:  # lone surrogates, from file names say: no UTF-8 can hold them
+        return _encode(_storable(request))
 
 
 def _resource_spans(
@@ -102,7 +108,8 @@ def _value(value: Any) -> dict[str, Any]:
     if isinstance(value, bool):
         return {"boolValue": value}
     if isinstance(value, int):
-        return {"intValue": str(value)}
+        plain = sanitize.scalar(value)
+        return {"intValue": str(plain)} if isinstance(plain, int) else {"stringValue": plain}
     if isinstance(value, float):
         return {"doubleValue": value if math.isfinite(value) else _nonfinite(value)}
     if isinstance(value, Mapping):
@@ -111,6 +118,14 @@ def _value(value: Any) -> dict[str, Any]:
         return {"arrayValue": {"values": [_value(item) for item in value]}}
     # A span of another library may hold anything; its content is not ours to print.
     return {"stringValue": f"<{type(value).__qualname__}>"}
+
+
+def _storable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_storable(key): _storable(item) for key, item in value.items()}
+    return [_storable(item) for item in value] if isinstance(value, list) else value
 
 
 def _nonfinite(value: float) -> str:
