@@ -33,7 +33,7 @@ def test_lost_records(files, tmp_path):
     assert [f.severity for f in found(report, field="seq")] == ["warning"]
     files.summary = None
     files.records[-1]["observed"] = {}
-    (finding,) = found(audit(files.write(tmp_path)), field="seq")
+    (finding,) = found(audit(files.write(tmp_path / "other")), field="seq")
     assert (finding.severity, "count of drops is lost" in finding.message) == ("warning", True)
 
 
