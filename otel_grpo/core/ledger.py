@@ -253,7 +253,7 @@ def resolve(events: WindowEvents, trained: TrainedLengths) -> WindowCounts:
     """The evidence of a closed window."""
     batches = events.consumed
     places = _places(batches)
-    visited = [np.zeros(0, dtype=np.int64)]  # rows of the columns, once for each visit
+    visited: list[Ints] = [np.zeros(0, dtype=np.int64)]  # rows of the columns, once for each visit
     earlier: dict[RolloutId, Ints] = {}
     for rollout_id, indices in _by_rollout(events.visits).items():
         if rollout_id in places:

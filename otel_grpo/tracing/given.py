@@ -9,10 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from otel_grpo.core.ledger import Batch, Ints, RolloutId, Samples, Visit
 from otel_grpo.records.model import PublicationKind, RunStatus, WindowStatus
 from otel_grpo.tracing import sanitize
+
+# One number, or one boolean, for each sample: lists and arrays alike.
+Counts = Sequence[int] | npt.NDArray[np.integer[Any]]
+Flags = Sequence[bool] | npt.NDArray[np.bool_]
 
 _READABLE = frozenset({"builtins", "numpy", "array"})
 _KINDS = frozenset(get_args(PublicationKind))
@@ -118,7 +123,7 @@ def integers(values: Any, n: int, name: str) -> Ints:
     return array.astype(np.int64)
 
 
-def versions(values: int | Sequence[int], n: int) -> Ints:
+def versions(values: int | Counts, n: int) -> Ints:
     """The weights version of each sample, from one each or one for all. Shape (n,)."""
     plain = sanitize.number(values)
     if isinstance(plain, int):

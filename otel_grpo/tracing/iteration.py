@@ -14,7 +14,7 @@ from otel_grpo.tracing.publication import Publication
 from otel_grpo.tracing.update import Update
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from types import TracebackType
 
     from opentelemetry.context import Context
@@ -116,13 +116,13 @@ class Iteration:
         self,
         rollout_id: RolloutId,
         *,
-        prompt_lengths: Sequence[int] | None = None,
-        completion_lengths: Sequence[int] | None = None,
-        groups: Sequence[int] | None = None,
-        versions: int | Sequence[int] | None = None,
-        trained_lengths: Sequence[int] | None = None,
-        environment_lengths: Sequence[int] | None = None,
-        truncated: Sequence[bool] | None = None,
+        prompt_lengths: given.Counts | None = None,
+        completion_lengths: given.Counts | None = None,
+        groups: given.Counts | None = None,
+        versions: int | given.Counts | None = None,
+        trained_lengths: given.Counts | None = None,
+        environment_lengths: given.Counts | None = None,
+        truncated: given.Flags | None = None,
         first: int = 0,
         n: int | None = None,
     ) -> Samples:
