@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -18,6 +19,9 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext
 
 from otel_grpo.tracing import sanitize
+from otel_grpo.tracing.spans import attributes_of
+
+_SHORT = 128  # longer text is seldom the same twice
 
 _encode = msgspec.json.Encoder().encode
 _SAMPLED_AND_HAS_PARENT = 0x100  # flags bit 8: whether the parent is remote is known
@@ -65,7 +69,7 @@ def _span(span: ReadableSpan) -> dict[str, Any]:
         "kind": span.kind.value + 1,  # the wire has an extra 0 = unspecified
         "startTimeUnixNano": str(span.start_time or 0),
         "endTimeUnixNano": str(span.end_time or 0),
-        "attributes": _attributes(span.attributes or {}),
+        "attributes": _attributes(attributes_of(span)),
     }
     if span.parent is not None:
         encoded["parentSpanId"] = f"{span.parent.span_id:016x}"
@@ -98,8 +102,21 @@ def _span(span: ReadableSpan) -> dict[str, Any]:
     return encoded
 
 
-def _attributes(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{"key": key, "value": _value(value)} for key, value in attributes.items()]
+def _attributes(attributes: Mapping[str, Any]) -> list[Any]:
+    return [_attribute(key, value) for key, value in attributes.items()]
+
+
+def _attribute(key: str, value: Any) -> Any:
+    kind = type(value)
+    if kind is int or kind is bool or (kind is str and len(value) <= _SHORT):
+        return _encoded(key, value)
+    return {"key": key, "value": _value(value)}
+
+
+# Most attributes of a run are the same in each of its spans; `typed` tells 1 from True.
+@lru_cache(maxsize=1024, typed=True)
+def _encoded(key: str, value: Any) -> msgspec.Raw:
+    return msgspec.Raw(_encode(_storable({"key": key, "value": _value(value)})))
 
 
 def _value(value: Any) -> dict[str, Any]:

@@ -66,9 +66,6 @@ class Phase:
         self._previous: Phase | None = None
         self._outside: Context | None = None  # OpenTelemetry's context around it
 
-    def __enter__(self) -> Phase:
-        return self.start()
-
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -109,6 +106,8 @@ class Phase:
             run.guard.fault("phase.start", error)
         run.self_ns += perf_counter_ns() - entered
         return self
+
+    __enter__ = start
 
     def stop(self, error: BaseException | None = None, end_ns: int | None = None) -> None:
         """End the span; with `error` it is marked by the error's type, never by its text."""

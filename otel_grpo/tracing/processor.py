@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
@@ -18,6 +17,7 @@ from otel_grpo.records.model import (
 )
 from otel_grpo.tracing import lanes, sanitize
 from otel_grpo.tracing.account import Account, Row
+from otel_grpo.tracing.spans import attributes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ class AccountProcessor(SpanProcessor):
     """
 
     def __init__(
-        self, account: Account, guard: Guard, write: Callable[[ReadableSpan], None]
+        self, account: Account, guard: Guard, write: Callable[[ReadableSpan], object]
     ) -> None:
         self._account = account
         self._guard = guard
@@ -45,7 +45,7 @@ class AccountProcessor(SpanProcessor):
         if not self.live:
             return
         try:
-            attributes = _plain(span)
+            attributes = attributes_of(span)
             if (phase := attributes.get(semconv.PHASE)) is not None:
                 self._account.start(_row(span, sanitize.label(phase), attributes))
         except Exception as error:
@@ -67,7 +67,7 @@ class AccountProcessor(SpanProcessor):
         return True
 
     def _account_end(self, span: ReadableSpan) -> None:
-        attributes = _plain(span)
+        attributes = attributes_of(span)
         phase = attributes.get(semconv.PHASE)
         if phase is None:
             if _is_foreign(span):
@@ -82,19 +82,19 @@ class AccountProcessor(SpanProcessor):
             self._account.add(row)
 
 
-def _plain(span: ReadableSpan) -> dict[str, Any]:
-    """The attributes as a dict: to look one up in the SDK's mapping costs more than to copy it."""
-    attributes = span.attributes
-    return attributes.copy() if isinstance(attributes, MappingProxyType) else dict(attributes or {})
-
-
 def _row(span: ReadableSpan, phase: str, attributes: Mapping[str, Any]) -> Row:
     flags = FOREIGN if _is_foreign(span) else 0
     if attributes.get(semconv.OWN):
         flags |= OWN_LOG
-    parent = None if span.parent is None else span.parent.span_id
+    parent = span.parent
     return Row(
-        span.context.span_id, parent, phase, span.start_time or 0, None, lanes.current(), flags
+        span.context.span_id,
+        None if parent is None else parent.span_id,
+        phase,
+        span.start_time or 0,
+        None,
+        lanes.current(),
+        flags,
     )
 
 

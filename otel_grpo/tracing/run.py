@@ -9,6 +9,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -154,7 +155,9 @@ class Run:
             tick_s=SUMMARY_TICK_S,
         )
         self._recorder.head = None if directory is None else directory.prev
-        self._processor = AccountProcessor(self._account, self.guard, self._write_span)
+        self._processor = AccountProcessor(
+            self._account, self.guard, partial(self._writer.put, "spans")
+        )
         self._open_tracers(provider, attempt, role)
         self.run_span = self._private.start_span(
             semconv.SPAN_RUN,
@@ -570,7 +573,7 @@ class Run:
         span = self._tracer.start_span(
             name, context, attributes=attributes, links=links, start_time=start_ns
         )
-        if not span.is_recording() and self.shared:
+        if self.shared and not span.is_recording():
             span = self._private.start_span(
                 name, context, attributes=attributes, links=links, start_time=start_ns
             )
@@ -581,9 +584,6 @@ class Run:
         with self._lock:
             if self.window is not None:
                 self.window.workers[method].append(duration_ns)
-
-    def _write_span(self, span: Any) -> None:
-        self._writer.put("spans", span)
 
     # --- on the writer's thread ------------------------------------------------------------------
 

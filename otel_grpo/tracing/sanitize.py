@@ -16,18 +16,27 @@ MAX_ITEMS = 128
 _INT64 = 2**63
 _LONGEST_INT = 1023  # bits: beyond is no finite float
 
+_PLAIN = frozenset({bool, int, float, str})
+_SEQUENCES = (list, tuple, set, frozenset)
+
 Scalar = str | bool | int | float
 Attribute = Scalar | list[str] | list[bool] | list[int] | list[float]
 
 
 def attributes(given: Mapping[str, Any]) -> dict[str, Attribute]:
     """Attributes of a span; None values are left out."""
-    return {label(key): attribute(value) for key, value in given.items() if value is not None}
+    return {
+        text(key) if type(key) is str else label(key): (
+            scalar(value) if type(value) in _PLAIN else attribute(value)
+        )
+        for key, value in given.items()
+        if value is not None
+    }
 
 
 def attribute(value: Any) -> Attribute:
     """One attribute: numbers and text as they are, anything else by the name of its type."""
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, _SEQUENCES):
         items = [scalar(item) for item, _ in zip(value, range(MAX_ITEMS), strict=False)]
         # A sequence has one type, or back ends refuse it.
         return items if len({type(item) for item in items}) <= 1 else [str(i) for i in items]  # type: ignore[return-value]
@@ -36,6 +45,8 @@ def attribute(value: Any) -> Attribute:
 
 def scalar(value: Any) -> Scalar:
     kind = type(value)
+    if kind is str:
+        return text(value)
     if kind is bool or kind is float:
         return value  # type: ignore[no-any-return]
     if kind is int:
@@ -51,13 +62,14 @@ def scalar(value: Any) -> Scalar:
 
 def text(value: str) -> str:
     """A bounded string that UTF-8 can hold: lone surrogates, from file names say, are replaced."""
-    value = str.__str__(value) if len(value) <= MAX_TEXT else value[: MAX_TEXT - 1] + "…"
-    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    if len(value) > MAX_TEXT:
+        value = value[: MAX_TEXT - 1] + "…"
+    return str.__str__(value) if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def label(value: Any) -> str:
     """A short name that a user gives, such as a reason; an object counts by its type's name."""
-    return text(str(scalar(value)))
+    return text(value) if type(value) is str else text(str(scalar(value)))
 
 
 def number(value: Any) -> int | float | None:
