@@ -6,7 +6,9 @@ them, so that whoever holds the file can derive the same numbers.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from operator import mul
 from typing import Any
 
 import msgspec
@@ -18,6 +20,7 @@ from otel_grpo.records.model import (
     Memory,
     Number,
     RolloutAttributes,
+    RolloutId,
     RunAttributes,
     TrainAttributes,
     Update,
@@ -61,8 +64,9 @@ def rollout_metrics(
     }  # fmt: skip
     for phase, figures in times.phases.items():
         metrics.update(_phase_metrics(phase, figures))
-    metrics.update(_sample_metrics(attributes))
-    metrics.update(_token_metrics(attributes))
+    firsts = _first_of_group(attributes)
+    metrics.update(_sample_metrics(attributes, len(firsts)))
+    metrics.update(_token_metrics(attributes, firsts))
     tokens = metrics.get("tokens.total")
     if isinstance(tokens, int):
         for phase, figures in times.phases.items():
@@ -168,10 +172,10 @@ def _phase_metrics(phase: str, figures: timeline.PhaseTimes) -> dict[str, Number
     return {f"phase.{phase}.{key}": ns for key, ns in named.items() if ns is not None}
 
 
-def _sample_metrics(a: RolloutAttributes) -> dict[str, Number]:
+def _sample_metrics(a: RolloutAttributes, groups: int) -> dict[str, Number]:
     metrics: dict[str, Number] = {}
     if a.group_ids is not UNSET:
-        metrics["groups"] = len(_first_of_group(a))
+        metrics["groups"] = groups
     if a.generated is not UNSET:
         metrics["samples.generated"] = sum(n for _, _, n in a.generated)
     metrics["samples.consumed"] = sum(n for _, _, n in a.samples) if a.samples else 0
@@ -187,14 +191,14 @@ def _sample_metrics(a: RolloutAttributes) -> dict[str, Number]:
     return metrics
 
 
-def _token_metrics(a: RolloutAttributes) -> dict[str, Number]:
+def _token_metrics(a: RolloutAttributes, firsts: Sequence[int]) -> dict[str, Number]:
     metrics: dict[str, Number] = {}
     for name in ("prompt", "completion", "environment", "trained"):
         column = getattr(a, f"{name}_lengths")
         if column is not UNSET:
             metrics[f"tokens.{name}"] = sum(column)
     if a.group_ids is not UNSET and a.prompt_lengths is not UNSET:
-        metrics["tokens.prompt_unique"] = sum(a.prompt_lengths[i] for i in _first_of_group(a))
+        metrics["tokens.prompt_unique"] = sum(map(a.prompt_lengths.__getitem__, firsts))
     _put(metrics, "tokens.visited", _visited_tokens(a))
     if a.padding is not UNSET:
         metrics["tokens.padding"] = a.padding
@@ -210,7 +214,7 @@ def _visited_tokens(a: RolloutAttributes) -> int | None:
     visited = 0
     if a.visit_counts:
         if a.trained_lengths is not UNSET:
-            visited = sum(t * n for t, n in zip(a.trained_lengths, a.visit_counts, strict=True))
+            visited = sum(map(mul, a.trained_lengths, a.visit_counts))
         elif any(a.visit_counts):
             return None
     for _, _, _, visits, trained in a.revisited:
@@ -221,19 +225,19 @@ def _visited_tokens(a: RolloutAttributes) -> int | None:
 
 
 def _first_of_group(a: RolloutAttributes) -> list[int]:
-    """Position of the first sample of each group, in order."""
+    """Position of the first sample of each group; a group's samples may stand in several runs."""
     if a.group_ids is UNSET or a.samples is UNSET:
         return []
-    seen: set[tuple[object, int]] = set()
-    firsts = []
-    position = 0
+    firsts: dict[RolloutId, dict[int, int]] = defaultdict(dict)
+    start = 0
     for rollout_id, _, n in a.samples:
-        for group in a.group_ids[position : position + n]:
-            if (rollout_id, group) not in seen:
-                seen.add((rollout_id, group))
-                firsts.append(position)
-            position += 1
-    return firsts
+        stop = start + n
+        # From the last to the first, so that the first is what remains.
+        groups = reversed(a.group_ids[start:stop])
+        here = dict(zip(groups, range(stop - 1, start - 1, -1), strict=True))
+        firsts[rollout_id] = here | firsts[rollout_id]
+        start = stop
+    return [position for positions in firsts.values() for position in positions.values()]
 
 
 def _length_metrics(a: RolloutAttributes) -> dict[str, Number]:
