@@ -10,10 +10,13 @@ from bisect import bisect_left, insort
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from otel_grpo.core.atomic import at_once
 
 Ints = npt.NDArray[np.int64]
 RolloutId = str | int
@@ -135,9 +138,20 @@ class Ledger:
     def visit(self, visits: Iterable[Visit]) -> None:
         """Count one training pass over each sample."""
         for visit in visits:
-            self.window.visits.append(visit)
-            self._waiting.append(visit)
-            self.pending += len(visit.indices)
+            at_once(
+                partial(self.window.visits.append, visit),
+                partial(self._waiting.append, visit),
+                partial(setattr, self, "pending", self.pending + len(visit.indices)),
+            )
+
+    def mark(self) -> LedgerMark:
+        """What `take` and `update` change, to go `back_to` where one of them was interrupted."""
+        return LedgerMark(self.applied, self.pending, self._waiting.copy(), len(self.window.updates))
+
+    def back_to(self, mark: LedgerMark) -> None:
+        """Undo an update that was not told to its end."""
+        self.applied, self.pending, self._waiting, updates = mark
+        del self.window.updates[updates:]
 
     def take(self, samples: int | None = None) -> list[Visit]:
         """The visits that an update is made from: the oldest `samples` waiting ones, or all."""
@@ -178,9 +192,23 @@ class Ledger:
 
     def close(self) -> WindowEvents:
         """The events since the last call."""
-        events, self.window = self.window, WindowEvents()
-        events.pending = self.pending
+        events = self.closing()
+        self.window = WindowEvents()
         return events
+
+    def closing(self) -> WindowEvents:
+        """The events of the window as they would be closed now."""
+        self.window.pending = self.pending
+        return self.window
+
+
+class LedgerMark(NamedTuple):
+    """A state of the ledger between two updates."""
+
+    applied: int
+    pending: int
+    waiting: deque[Visit]
+    updates: int
 
 
 class WindowCounts(NamedTuple):

@@ -78,26 +78,27 @@ class Account:
             self._foreign = [at for at in self._foreign if at >= start]
             self._collecting = True
 
-    def take(self, end: int) -> tuple[list[Row], int]:
+    def rows(self, end: int) -> tuple[list[Row], int]:
         """The rows of the window that closes at `end`, and the number of foreign spans in it.
 
         Rows that reach over the end have ``end`` None here, and come again in the next window.
         """
         with self._lock:
-            rows, later = [], []
-            for row in self._closed:
-                over = row.end is not None and row.end > end
-                if row.start < end:
-                    rows.append(_still_open(row) if over else row)
-                if over:
-                    later.append(row)
-            rows += [_still_open(row) for row in self._open.values() if row.start < end]
-            self._closed = later
-            self._collecting = False
+            rows = [
+                _still_open(row) if row.end is None or row.end > end else row
+                for row in (*self._closed, *self._open.values())
+                if row.start < end
+            ]
             foreign = sum(at < end for at in self._foreign)
-            self._foreign = [at for at in self._foreign if at >= end]
         rows.sort(key=lambda row: (row.start, row.id))
         return rows, foreign
+
+    def close(self, end: int) -> None:
+        """The window is closed at `end`: forget what lies before it."""
+        with self._lock:
+            self._closed = [row for row in self._closed if row.end is None or row.end > end]
+            self._foreign = [at for at in self._foreign if at >= end]
+            self._collecting = False
 
     def take_training(self) -> list[Row]:
         """Rows of training and optimizer since the last call; open ones have ``end`` None."""

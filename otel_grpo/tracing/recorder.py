@@ -77,6 +77,7 @@ class UpdateDraft:
     span_id: str | None
     scalars: dict[str, Number]
     covers: list[int]
+    built: bool = False  # its record is made; set on the writer's thread
 
 
 class Recorder:
@@ -102,8 +103,11 @@ class Recorder:
         self._observe = observe
         self._trained = trained
 
-    def rollout(self, closed: ClosedWindow) -> RolloutRecord:
+    def rollout(self, closed: ClosedWindow) -> RolloutRecord | None:
         """The record of a window; its `rl.loop` span gets its figures and ends, as of the window."""
+        if closed.built:  # an interrupted hand-over was repeated
+            return None
+        closed.built = True
         attributes = self._rollout_attributes(closed)
         times = build.window_timeline(attributes)
         attributes = _with_segments(attributes, times)
@@ -128,8 +132,11 @@ class Recorder:
             observed=self._observe(),
         )
 
-    def train(self, draft: UpdateDraft) -> TrainRecord:
+    def train(self, draft: UpdateDraft) -> TrainRecord | None:
         """The record of an attempted update."""
+        if draft.built:
+            return None
+        draft.built = True
         event = draft.event
         attributes = TrainAttributes(
             interval=(event.start_ns, event.end_ns),
@@ -161,8 +168,10 @@ class Recorder:
 
     def run(
         self, status: RunStatus, ended_ns: int, applied: int, ids: tuple[str, str]
-    ) -> RunRecord:
+    ) -> RunRecord | None:
         """The last record of the attempt, from the lines that were written before it."""
+        if self.totals.run_record is not None:
+            return None
         attributes = self.totals.totals(self.attempt, status, ended_ns)
         return RunRecord(
             scope="run",

@@ -20,8 +20,9 @@ from opentelemetry.trace import Link, Span, Tracer, set_span_in_context
 
 from otel_grpo import semconv
 from otel_grpo._version import __version__
+from otel_grpo.core.atomic import at_once
 from otel_grpo.core.clock import Clock, boot_id
-from otel_grpo.core.ledger import Ledger
+from otel_grpo.core.ledger import Ledger, WindowEvents
 from otel_grpo.records import rundir
 from otel_grpo.records.files import atomic_write, errno_name
 from otel_grpo.records.model import (
@@ -241,9 +242,10 @@ class Run:
         self._emit_draft()
         self._release(at_end=True)
         ended = self.clock.now()
-        if error is not None:
-            mark_failed(self.run_span, error)
-        self.run_span.end(end_time=ended)
+        if self.run_span.is_recording():  # else an interrupted end is repeated
+            if error is not None:
+                mark_failed(self.run_span, error)
+            self.run_span.end(end_time=ended)
         context = self.run_span.get_span_context()
         ids = (f"{context.trace_id:032x}", f"{context.span_id:016x}")
         applied = self.ledger.applied
@@ -396,27 +398,32 @@ class Run:
             said = self._checked("iteration_status", status, given.window_status)
             try:
                 end = self._end_of(window, end_ns)
-                rows, foreign = self._account.take(end)
-                self._closed.append(
-                    ClosedWindow(
-                        window=window,
-                        end_ns=end,
-                        aborted=error is not None or said == "aborted",
-                        # Not the exception: its frames hold the trainer's tensors.
-                        error_type=None if error is None else type(error).__qualname__,
-                        rows=rows,
-                        foreign_spans=foreign,
-                        events=self.ledger.close(),
-                        applied=self.ledger.applied,
-                    )
+                rows, foreign = self._account.rows(end)
+                closed = ClosedWindow(
+                    window=window,
+                    end_ns=end,
+                    aborted=error is not None or said == "aborted",
+                    # Not the exception: its frames hold the trainer's tensors.
+                    error_type=None if error is None else type(error).__qualname__,
+                    rows=rows,
+                    foreign_spans=foreign,
+                    events=self.ledger.closing(),
+                    applied=self.ledger.applied,
                 )
-                self._last_end_ns = end
+                # Interrupted before, the window is still open, and the run's end closes it.
+                at_once(
+                    partial(self._closed.append, closed),
+                    partial(setattr, self, "_last_end_ns", end),
+                    partial(setattr, self.ledger, "window", WindowEvents()),
+                    partial(setattr, self, "window", None),
+                )
+                self._account.close(end)
             except ApiError:
+                self.window = None
                 raise
             except Exception as fault:
-                self.guard.fault("iteration.close", fault)
-            finally:
                 self.window = None
+                self.guard.fault("iteration.close", fault)
             self._release()
 
     def _end_of(self, window: Window, end_ns: int | None) -> int:
@@ -439,15 +446,15 @@ class Run:
                 expired = closed.deadline_ns is not None and now >= closed.deadline_ns
                 if closed.waits and not expired and not at_end:
                     return
-                self._closed.popleft()
                 # As it is now: the record is built later, and what is completed until then has a
                 # line of its own.
+                rows = []
                 for publication in closed.window.publications:
                     publication.recorded = True
-                    closed.publications.append(publication.row(closed.end_ns))
-                self._writer.put(
-                    "metrics_raw", lambda closed=closed: self._recorder.rollout(closed)
-                )
+                    rows.append(publication.row(closed.end_ns))
+                closed.publications = rows
+                self._writer.put("metrics_raw", partial(self._recorder.rollout, closed))
+                self._closed.popleft()
 
     # --- updates, publications -------------------------------------------------------------------
 
@@ -475,25 +482,36 @@ class Run:
                     f"an update of {count} samples after {pending} visits: call `trained` before",
                 )
                 count = pending
-            visits = self.ledger.take(count)
-            start = end if phase.start_ns is None else phase.start_ns
-            event = self.ledger.update(
-                start, end, count, update.nominal, update.status, update.reason, update.ranks
-            )
-            context = None if span is None else span.get_span_context()
-            self._draft = UpdateDraft(
-                iteration=window.iteration,
-                event=event,
-                visits=visits,
-                trained=self.ledger.trained.total(visits),
-                rows=self._account.take_training(),
-                trace_id=None if context is None else f"{context.trace_id:032x}",
-                span_id=None if context is None else f"{context.span_id:016x}",
-                scalars={},
-                covers=[],
-            )
-            if event.step not in self._uncovered:
-                self._uncovered.append(event.step)
+            mark = self.ledger.mark()
+            try:
+                self._draft = self._count_update(update, window, span, end, count)
+            except BaseException:  # an interrupt: the window's record and the update's agree
+                self._draft = None
+                self.ledger.back_to(mark)
+                raise
+
+    def _count_update(
+        self, update: Update, window: Window, span: Span | None, end: int, count: int
+    ) -> UpdateDraft:
+        visits = self.ledger.take(count)
+        start = end if update.phase.start_ns is None else update.phase.start_ns
+        event = self.ledger.update(
+            start, end, count, update.nominal, update.status, update.reason, update.ranks
+        )
+        if event.step not in self._uncovered:
+            self._uncovered.append(event.step)
+        context = None if span is None else span.get_span_context()
+        return UpdateDraft(
+            iteration=window.iteration,
+            event=event,
+            visits=visits,
+            trained=self.ledger.trained.total(visits),
+            rows=self._account.take_training(),
+            trace_id=None if context is None else f"{context.trace_id:032x}",
+            span_id=None if context is None else f"{context.span_id:016x}",
+            scalars={},
+            covers=[],
+        )
 
     def _attach_scalars(
         self, values: dict[str, Any], nonfinite: set[str], covers: list[int] | None
@@ -512,9 +530,9 @@ class Run:
             self._emit_draft()
 
     def _emit_draft(self) -> None:
-        draft, self._draft = self._draft, None
-        if draft is not None:
-            self._writer.put("metrics_raw", lambda: self._recorder.train(draft))
+        if self._draft is not None:
+            self._writer.put("metrics_raw", partial(self._recorder.train, self._draft))
+            self._draft = None
 
     def _publication_completed(
         self, publication: Publication, at_ns: int | None, size: int | None, queue: int | None

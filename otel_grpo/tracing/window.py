@@ -75,6 +75,7 @@ class ClosedWindow:
     foreign_spans: int
     events: WindowEvents
     applied: int
+    built: bool = False  # its record is made; set on the writer's thread
     deadline_ns: int | None = None  # set when the next window has closed
     publications: list[PublicationRow] = field(default_factory=list)  # as its record will say
 

@@ -1,0 +1,18 @@
+"""Several small changes that an interrupt finds done or not done, never half done."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from operator import methodcaller
+
+_call = methodcaller("__call__")
+
+
+def at_once(*changes: Callable[[], object]) -> None:
+    """Call each of `changes`, which must be C functions with their arguments bound (`partial`).
+
+    Ctrl-C is raised between two bytecodes of the main thread, wherever that may be. The loop here
+    runs in C: no bytecode lies between the first change and the last.
+    """
+    deque(map(_call, changes), maxlen=0)
