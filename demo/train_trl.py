@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import warnings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is made by `tiny`
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 import tiny
 from trl import GRPOConfig, GRPOTrainer
+
+# TRL 1.16 still uses names that transformers has renamed.
+warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 
 PROMPTS = 8
 COMPLETIONS = 8
@@ -42,7 +46,7 @@ def main() -> None:
             seed=0,
             use_cpu=True,
             bf16=False,
-            gradient_checkpointing=False,
+            activation_checkpointing=False,
             disable_tqdm=True,
         ),
     )

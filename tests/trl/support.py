@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 
-def trainer(output, *, rows=8, reward=None, callbacks=(), seed=0, model=None, **options):
+def trainer(output, *, rows=8, reward=None, callbacks=(), seed=0, model=None, kind=None, **options):
     """A GRPOTrainer of the demo's tiny model, with short completions."""
     import tiny
     import torch
@@ -30,7 +30,7 @@ def trainer(output, *, rows=8, reward=None, callbacks=(), seed=0, model=None, **
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 (the state that a training moves)
     torch.manual_seed(seed)
-    return GRPOTrainer(
+    return (kind or GRPOTrainer)(
         model=tiny.model(words) if model is None else model(words),
         processing_class=words,
         reward_funcs=[tiny.right_or_digits] if reward is None else reward,

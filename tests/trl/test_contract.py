@@ -176,21 +176,37 @@ def test_what_a_session_reads_of_a_trainer_is_there(trl, tmp_path):
     assert contract.unsupported_training(given) is None
 
 
+def two_processes(given, patch):
+    patch.setattr(type(given.accelerator), "num_processes", property(lambda accelerator: 2))
+
+
+def copies_under_torchrun(given, patch):
+    patch.setenv("WORLD_SIZE", "2")
+
+
+def with_vllm(given, patch):
+    given.use_vllm = True
+
+
+def with_deepspeed(given, patch):
+    given.is_deepspeed_enabled = True
+
+
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("kind", "reason"),
     [
-        (lambda t, env: env("WORLD_SIZE", "2"), "WORLD_SIZE is 2"),
-        (lambda t, env: setattr(t, "use_vllm", True), "vLLM"),
-        (lambda t, env: setattr(t, "is_deepspeed_enabled", True), "DeepSpeed"),
+        (two_processes, "it runs in 2 processes"),
+        (copies_under_torchrun, "WORLD_SIZE is 2"),
+        (with_vllm, "vLLM"),
+        (with_deepspeed, "DeepSpeed"),
     ],
-    ids=["world", "vllm", "deepspeed"],
 )
 def test_other_kinds_of_training_run_unobserved(
-    observed, tmp_path, monkeypatch, caplog, change, reason
+    observed, tmp_path, monkeypatch, caplog, kind, reason
 ):
     """One warning names what is supported; the trainer's methods run as they are."""
     given = trainer(tmp_path)
-    change(given, monkeypatch.setenv)
+    kind(given, monkeypatch)
     monkeypatch.setattr("transformers.Trainer.train", lambda self: "trained")
     assert given.train() == "trained"
     (record,) = caplog.records

@@ -113,6 +113,20 @@ def test_evaluation_is_not_training(observed, tmp_path):
     assert len(files.flat) == len(spy.logs) == 4 + 2 * 2 + 1
 
 
+def test_evaluation_before_the_first_step_is_start_up(observed, tmp_path):
+    """No window is open yet, and none is opened for it; its log call is recorded."""
+    import tiny
+
+    loop = Loop(rows=8, batch=8, max_steps=1)
+    evaluation = {"eval_dataset": tiny.sums(4), "per_device_eval_batch_size": 8}
+    more = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 5}
+    spy = train(loop, tmp_path, num_generations_eval=4, **evaluation, **more)
+    files = audited(observed)
+    check(loop, spy, files)
+    assert [line["step"] for line in files.flat] == [0, 1, 1, 1]  # one more at the last step
+    assert files.of("train")[0]["attributes"]["covers"] == [1]
+
+
 def test_evaluation_outside_a_training_is_left_alone(observed, tmp_path):
     """No run is started for it."""
     import tiny

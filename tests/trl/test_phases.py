@@ -229,6 +229,60 @@ def test_what_the_environment_wrote_is_not_the_models(observed, tmp_path, monkey
     assert metrics["tokens.total"] == 36 + 32 == given.state.num_input_tokens_seen
 
 
+def test_what_profiling_contexts_log_is_log(observed, tmp_path):
+    """Those that report to a service, wherever they stand; the others log nothing."""
+    import tiny
+    from trl.extras.profiling import ProfilingContext
+
+    def reward(completions, answer, **kwargs):
+        for sinks in (["wandb"], ["tensorboard"], []):
+            with ProfilingContext("mine", report_to=sinks):
+                pass
+        return tiny.right_or_digits(completions, answer)
+
+    trainer(tmp_path, max_steps=1, reward=[reward]).train()
+    (window,) = audited(observed).of("rollout")
+    names = {row[0]: row[2] for row in window["attributes"]["intervals"]}
+    logs = [row for row in window["attributes"]["intervals"] if names.get(row[1]) == "reward"]
+    assert [row[2] for row in logs] == ["reward", "log"]
+
+
+def test_in_a_shared_provider_the_users_spans_are_below_ours(trl, tmp_path, monkeypatch):
+    """What `opentelemetry-instrument` loads; the files are the same."""
+    import tiny
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from otel_grpo.instrumentation.trl import TrlInstrumentor
+
+    exported, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exported))
+    tracer = provider.get_tracer("the user's")
+
+    def reward(completions, answer, **kwargs):
+        with tracer.start_as_current_span("score"):
+            return tiny.right_or_digits(completions, answer)
+
+    monkeypatch.setenv("OTEL_GRPO_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("OTEL_GRPO_STRICT", "true")
+    TrlInstrumentor().instrument(tracer_provider=provider)
+    try:
+        trainer(tmp_path, max_steps=1, reward=[reward]).train()
+    finally:
+        TrlInstrumentor().uninstrument()
+    spans = {span.context.span_id: span for span in exported.get_finished_spans()}
+    (score,) = (span for span in spans.values() if span.name == "score")
+    parent = spans[score.parent.span_id]
+    assert parent.name == "rl.reward"
+    assert parent.attributes["rl.reward.name"] == "reward"
+    files = audited(tmp_path / "run")
+    (window,) = files.of("rollout")
+    assert window["attributes"]["foreign_spans"] == 1
+    assert trace.get_current_span() is trace.INVALID_SPAN
+
+
 def test_callbacks_are_taken_back(observed, tmp_path):
     """After the training the trainer's list is what it was."""
     given = trainer(tmp_path, max_steps=1)

@@ -79,12 +79,13 @@ class Hooks:
             return
         reason = contract.unsupported_training(trainer)
         if reason is not None:
-            logger.warning(
-                "otel-grpo: this training is not observed: %s. Supported now: GRPOTrainer of trl %s"
-                " in one process that generates with transformers; other kinds come later.",
-                reason,
-                contract.SUPPORTED,
-            )
+            if trainer.accelerator.is_main_process:
+                logger.warning(
+                    "otel-grpo: this training is not observed: %s. Supported now: GRPOTrainer of trl"
+                    " %s in one process that generates with transformers; other kinds come later.",
+                    reason,
+                    contract.SUPPORTED,
+                )
             return
         session = self._begin(trainer)
         if session is None:

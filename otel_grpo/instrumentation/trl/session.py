@@ -67,10 +67,10 @@ class Session:
         """The window ends, `aborted` if by an error; its last applied update published the weights."""
         if self._iteration is None:
             return
-        end = self.run.clock.now() if at_ns is None else at_ns
         if self._update is not None:
             self._update.stop(error or RuntimeError("the training went on without the update"))
             self._update = None
+        end = self.run.clock.now() if at_ns is None else at_ns
         if self._applied_ns is not None:
             # The model that generates is the model that is trained: once the update is complete.
             self._iteration.publication(
