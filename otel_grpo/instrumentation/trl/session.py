@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from otel_grpo import semconv
-from otel_grpo.instrumentation.trl.rollout import Rollout, read_generation
+from otel_grpo.instrumentation.trl.rollout import read_generation
 
 if TYPE_CHECKING:
     from otel_grpo.core.ledger import Samples
@@ -37,7 +37,7 @@ class Session:
         self._rollouts = 0
         self._applied = 0
         self._applied_ns: int | None = None  # end of the last update applied in the open window
-        self._rollout: Rollout | None = None  # generated, not yet scored
+        self._generated: Any = None  # what the last generation returned, not counted yet
         self._samples: Samples | None = None  # of the current generation, in the order generated
         self._slices: list[Samples] = []  # the same as TRL trains on them, after its shuffle
         self._slice: Samples | None = None  # of the training step that is running
@@ -149,8 +149,11 @@ class Session:
         _stop(self._fetch, outcome.error)
         _stop(self._advantage, outcome.error)
         self._fetch = self._advantage = None
-        if training and outcome.error is None:
-            self._consume()
+        generated, self._generated = self._generated, None
+        if training and generated is not None and self._iteration is not None:
+            with self._own_work():
+                self._count(generated, consumed=outcome.error is None)
+            self.run.memory()
 
     def _generate(self, *_: Any, **__: Any) -> Steps:
         now = self.run.clock.now()
@@ -163,12 +166,7 @@ class Session:
         if outcome.error is not None:
             return
         self._advantage = self._start(semconv.ADV_PIPELINE, now)
-        if self._is_training() and self._iteration is not None:
-            self._rollouts += 1
-            with self._own_work():
-                self._rollout = read_generation(outcome.value, self.trainer)
-                self._iteration.generated(self._rollouts, len(self._rollout))
-                self.run.memory()
+        self._generated = outcome.value
 
     def _get_per_token_logps_and_entropies(self, model: Any, *_: Any, **__: Any) -> Steps:
         if self._advantage is None:  # the loss's own forward pass: policy_train
@@ -233,7 +231,7 @@ class Session:
         if state.global_step:
             self.run.resumed(optimizer_step=state.global_step, tokens=state.num_input_tokens_seen)
         self.close_window(error=RuntimeError("the training loop started over"))
-        self._policy = self._advantage = self._reward = self._rollout = None
+        self._policy = self._advantage = self._reward = self._generated = None
         self._slices, self._slice, self._in_step = [], None, False
 
     def optimizer_stepped(self) -> None:
@@ -288,11 +286,13 @@ class Session:
         self._entered = True
         self._slices = []
 
-    def _consume(self) -> None:
-        rollout, self._rollout = self._rollout, None
-        if rollout is None or self._iteration is None:
-            return
-        with self._own_work():
+    def _count(self, generated: Any, *, consumed: bool) -> None:
+        """A generation is over: its samples, and unless its rewards failed the trainer has them."""
+        assert self._iteration is not None
+        rollout = read_generation(generated, self.trainer)
+        self._rollouts += 1
+        self._iteration.generated(self._rollouts, len(rollout))
+        if consumed:
             self._samples = self._iteration.consumed(
                 self._rollouts,
                 prompt_lengths=rollout.prompt_lengths,
