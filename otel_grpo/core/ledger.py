@@ -146,7 +146,9 @@ class Ledger:
 
     def mark(self) -> LedgerMark:
         """What `take` and `update` change, to go `back_to` where one of them was interrupted."""
-        return LedgerMark(self.applied, self.pending, self._waiting.copy(), len(self.window.updates))
+        return LedgerMark(
+            self.applied, self.pending, self._waiting.copy(), len(self.window.updates)
+        )
 
     def back_to(self, mark: LedgerMark) -> None:
         """Undo an update that was not told to its end."""

@@ -106,10 +106,11 @@ class TotalsBuilder:
             self._publications_pending -= 1
             self.last_ns = max(self.last_ns, line.completed_ns)
 
-    def totals(self, attempt: Attempt, status: RunStatus, ended_ns: int) -> RunAttributes:
+    def totals(
+        self, attempt: Attempt, status: RunStatus, ended_ns: int, *, lost: int = 0
+    ) -> RunAttributes:
         """The totals as they stand, for an attempt that ends at `ended_ns`."""
         started = attempt.started_unix_ns
-        lost = 0 if status == "running" or self.run_record else len(self._opened)
         return RunAttributes(
             status=status,
             started_unix_ns=started,
@@ -151,7 +152,9 @@ class TotalsBuilder:
         if self.run_record is not None:
             said = self.run_record.attributes
             return self.totals(attempt, said.status, said.ended_unix_ns)
-        return self.totals(attempt, "interrupted", max(self.last_ns, attempt.started_unix_ns))
+        # A window that was open when the process was killed has a line in workers/ and no record.
+        ended = max(self.last_ns, attempt.started_unix_ns)
+        return self.totals(attempt, "interrupted", ended, lost=len(self._opened))
 
     def _add_window(
         self, iteration: int | None, metrics: Mapping[str, Number], a: RolloutAttributes

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from otel_grpo.core.atomic import at_once
 from otel_grpo.records.files import LineFile, atomic_write, errno_name
 from otel_grpo.records.model import SinkCounts
 
@@ -172,17 +173,23 @@ class Writer:
         """Hand an item over; False if it was dropped. Never blocks on a file."""
         state = self._states[name]
         with self._lock:
-            if state.pending >= state.bound and not self._still_takes(state):
+            batch, waiting = state.batch, state.pending
+            if batch is not None:
+                waiting += len(batch)
+            if waiting >= state.bound and not self._still_takes(state):
                 return self._refuse(state)
-            state.created += 1
-            state.pending += 1
-            if state.batch is not None:
-                state.batch.append(item)
-                if state.pending != state.half:
+            # An item that is interrupted on its way here is queued and counted, or neither.
+            if batch is not None:
+                batch.append(item)  # counted as it is taken out
+                if waiting + 1 != state.half:
                     return True
             else:
-                gap, state.gap = state.gap, 0
-                self._queue.append(_Entry(state, gap, item))
+                at_once(
+                    partial(self._queue.append, _Entry(state, state.gap, item)),
+                    partial(setattr, state, "gap", 0),
+                    partial(setattr, state, "created", state.created + 1),
+                    partial(setattr, state, "pending", state.pending + 1),
+                )
         self._ring()
         return True
 
@@ -237,7 +244,7 @@ class Writer:
         with self._lock:
             self._refuse_from_now_on()
         if self._thread is None:
-            return not any(state.pending for state in self._states.values())
+            return not any(state.waiting for state in self._states.values())
         self._ring()
         return self._wait(self._done, timeout, stall)
 
@@ -253,7 +260,7 @@ class Writer:
         return True
 
     def _still_takes(self, state: _State) -> bool:
-        return self._closing and self._still_open() and state.pending < state.sink.bound
+        return self._closing and self._still_open() and state.waiting < state.sink.bound
 
     def _still_open(self) -> bool:
         # Work that is done while the writer closes may still put: its lines belong to the run.
@@ -298,7 +305,7 @@ class Writer:
         closing = self._closing
         self._drain()
         now = time.monotonic()
-        if closing or now >= self._next_batch or any(s.pending >= s.half for s in self._batched):
+        if closing or now >= self._next_batch or any(s.waiting >= s.half for s in self._batched):
             self._next_batch = now + COLLECT_S
             self._write_batches()
         if self._tick is not None and now >= self._next_tick and not closing:
@@ -371,6 +378,8 @@ class Writer:
                 with self._lock:
                     take = min(left, BATCH)
                     items = [state.batch.popleft() for _ in range(take)]  # type: ignore[union-attr]
+                    state.created += take
+                    state.pending += take
                 left -= take
                 self._write_batch(state, items)
 
@@ -487,16 +496,21 @@ class _State:
         self.reasons: dict[str, int] = {}
         self.warned: set[str] = set()
 
+    @property
+    def waiting(self) -> int:
+        """Items that are not settled: those in the queue or the batch, and those in work."""
+        return self.pending + len(self.batch or ())
+
     def drop(self, n: int, reason: str) -> None:
         self.dropped += n
         self.reasons[reason] = self.reasons.get(reason, 0) + n
 
     def counts(self) -> SinkCounts:
         return SinkCounts(
-            created=self.created,
+            created=self.created + len(self.batch or ()),
             written=self.written,
             dropped=self.dropped,
-            pending=self.pending,
+            pending=self.waiting,
             reasons=dict(self.reasons),
         )
 

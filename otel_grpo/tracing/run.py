@@ -358,17 +358,29 @@ class Run:
                 return self.window, False
             start = self._instant("iteration_start", start_ns)
             if start < self._last_end_ns:
-                self._misuse("iteration_start", "an iteration would start before the last one's end")
+                self._misuse(
+                    "iteration_start", "an iteration would start before the last one's end"
+                )
                 start = self._last_end_ns
             try:
-                self.window = self._new_window(start)
+                window = self._new_window(start)
+                at_once(
+                    partial(setattr, self, "window", window),
+                    partial(setattr, self, "_iterations", window.iteration),
+                )
+                self._writer.put(
+                    "workers",
+                    WindowOpened(
+                        self.run_id, self._recorder.attempt.attempt, window.iteration, start
+                    ),
+                )
             except Exception as error:
                 self.guard.fault("iteration.open", error)
             return self.window, True
 
     def _new_window(self, start: int) -> Window:
-        self._iterations += 1
-        attributes = {**self._common, semconv.ITERATION: self._iterations}
+        number = self._iterations + 1
+        attributes = {**self._common, semconv.ITERATION: number}
         span = self.start_span(
             semconv.SPAN_LOOP,
             Context(),
@@ -377,12 +389,8 @@ class Run:
             links=[Link(self.run_span.get_span_context())],
         )
         self._account.begin(start)
-        self._writer.put(
-            "workers",
-            WindowOpened(self.run_id, self._recorder.attempt.attempt, self._iterations, start),
-        )
         context = set_span_in_context(span, Context())
-        return Window(self._iterations, start, lanes.current(), span, context, attributes)
+        return Window(number, start, lanes.current(), span, context, attributes)
 
     def _close_window(
         self,

@@ -171,7 +171,9 @@ def test_partly_replayed_batch(clock: FakeClock) -> None:
         with recorded.run.iteration() as it:
             it.trained(it.consumed("r", prompt_lengths=[1, 2, 3]))
         with recorded.run.iteration() as it:
-            it.trained(it.consumed("r", prompt_lengths=[2, 3, 4, 5], first=1, truncated=[1, 1, 0, 1]))
+            it.trained(
+                it.consumed("r", prompt_lengths=[2, 3, 4, 5], first=1, truncated=[1, 1, 0, 1])
+            )
     second = recorded.rollouts[1]
     assert second.attributes.samples == [("r", 3, 2)]
     assert second.attributes.prompt_lengths == [4, 5]
@@ -375,9 +377,7 @@ def test_snapshot_that_fails_costs_no_publication(clock: FakeClock, tmp_path: Pa
     def readings() -> list:
         raise OSError("driver gone")
 
-    with recorded_run(
-        tmp_path / "run", clock=clock, readings=readings, strict=False
-    ) as recorded:
+    with recorded_run(tmp_path / "run", clock=clock, readings=readings, strict=False) as recorded:
         one_window(recorded, clock).completed()
     check_summary(recorded, 1, 0)
     assert recorded.summary.observed.errors == {"publication.snapshot": 1, "memory": 1}

@@ -59,9 +59,7 @@ def check_complete(recorded: RecordedRun) -> None:
     assert len(recorded.trains) == 1
 
 
-def test_span_with_a_phase_of_another_library(
-    clock: FakeClock, provider: TracerProvider
-) -> None:
+def test_span_with_a_phase_of_another_library(clock: FakeClock, provider: TracerProvider) -> None:
     """A span of anybody with `rl.phase` counts, flagged; without, it is counted and left out."""
     tracer = provider.get_tracer("vllm")
     with recorded_run(clock=clock, tracer_provider=provider) as recorded:

@@ -104,9 +104,7 @@ def test_attribute_values(clock: FakeClock) -> None:
         "mixed": {"arrayValue": {"values": [{"stringValue": "1"}, {"stringValue": "a"}]}},
         "empty": {"arrayValue": {"values": []}},
         "tensor": {"stringValue": "<torch.Tensor>"},
-        "tensors": {
-            "arrayValue": {"values": [{"stringValue": "<torch.Tensor>"}] * 2}
-        },
+        "tensors": {"arrayValue": {"values": [{"stringValue": "<torch.Tensor>"}] * 2}},
         "array": {"stringValue": "<numpy.ndarray>"},
         "bytes": {"stringValue": "<builtins.bytes>"},
         "dict": {"stringValue": "<builtins.dict>"},

@@ -382,10 +382,8 @@ def test_many_threads_report(tmp_path: Path) -> None:
     """Phases, timed calls and completions of many threads are all there, on a real clock."""
     with recorded_run(tmp_path / "run") as recorded:
         run = recorded.run
-        publications = []
         with run.iteration() as it:
-            for version in range(64):
-                publications.append(it.publication(version))
+            publications = [it.publication(version) for version in range(64)]
 
             def work(part: int) -> None:
                 for number in range(50):

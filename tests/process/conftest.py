@@ -1,0 +1,144 @@
+"""Children that train and end in every way a process can end, and the checks of what they left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from otel_grpo import audit
+from otel_grpo.records import reader
+from otel_grpo.records.files import atomic_write
+from otel_grpo.records.model import Summary
+from otel_grpo.records.summary import encode_summary, summarize
+
+LOOP = Path(__file__).with_name("loop.py")
+
+
+@dataclass
+class Ended:
+    """A child that is over: its exit code (negative: the signal), its words, what it left."""
+
+    code: int
+    stderr: str
+    path: Path
+    seconds: float
+
+    @property
+    def iterations(self) -> int:
+        """How many iterations it says it trained."""
+        dots = Path(f"{self.path}.dots")
+        return dots.stat().st_size if dots.exists() else 0
+
+    @property
+    def trained_to_the_end(self) -> bool:
+        return Path(f"{self.path}.trained").exists()
+
+    def records(self) -> Counter[str]:
+        """Whole records by kind; none may be torn, bad or out of order."""
+        counts: Counter[str] = Counter()
+        raw = self.path / "metrics_raw.jsonl"
+        for line in reader.read_records(raw) if raw.exists() else ():
+            assert isinstance(line, reader.Whole)
+            counts[type(line.value).__name__.removesuffix("Record").lower()] += 1
+        return counts
+
+    def check_lines(self) -> None:
+        """Every line of every file is whole JSON."""
+        for path in self.path.rglob("*.jsonl"):
+            data = path.read_bytes()
+            assert data.endswith(b"\n") or not data, path
+            for line in data.splitlines():
+                json.loads(line)
+
+    def finish(self, *, lossy: bool = False) -> Summary:
+        """As `otel-grpo finish`: the summary from the lines, and then the audit."""
+        self.check_lines()
+        summary = summarize(self.path)
+        written = self.path / "summary.json"
+        if written.exists() and reader.read_summary(self.path).status != "running":
+            told = msgspec.to_builtins(reader.read_summary(self.path))
+            again = msgspec.to_builtins(summary)
+            assert {**told, "observed": 0} == {**again, "observed": 0}
+        else:
+            atomic_write(written, encode_summary(summary))
+        report = audit.audit(self.path)
+        serious = [one for one in report.findings if not lossy or one.severity == "error"]
+        assert serious == [], audit.render(report)
+        return summary
+
+
+class Children:
+    """Runs ends of `loop.py` in forks of one process that has loaded everything."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._server: subprocess.Popen[str] | None = None
+        self._number = 0
+
+    def _next(self) -> Path:
+        self._number += 1
+        return self._folder / f"run{self._number}"
+
+    def forked(self, end: str, argument: Any = 0.0, path: Path | None = None) -> Ended:
+        """The end in a fork of the server, in a new directory or in that of another child."""
+        if self._server is None:
+            self._server = subprocess.Popen(
+                [sys.executable, LOOP, "serve"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        path, begun = path or self._next(), time.monotonic()
+        request = {"end": end, "dir": str(path), "argument": argument}
+        print(json.dumps(request), file=self._server.stdin, flush=True)
+        code = int(self._server.stdout.readline())
+        words = Path(f"{path}.stderr").read_text("utf-8")
+        return Ended(code, words, path, time.monotonic() - begun)
+
+    def started(self, end: str, argument: Any = 0.0, python: str = sys.executable) -> Ended:
+        """The end in a Python process of its own."""
+        path, begun = self._next(), time.monotonic()
+        done = subprocess.run(
+            [python, LOOP, end, path, json.dumps(argument)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return Ended(done.returncode, done.stderr, path, time.monotonic() - begun)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.communicate(timeout=60)
+
+
+@pytest.fixture
+def children(tmp_path: Path) -> Iterator[Children]:
+    made = Children(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def quiet() -> Callable[[Ended], None]:
+    """Asserts that the child's stderr holds no traceback and no warning of ours."""
+
+    def check(ended: Ended) -> None:
+        assert "Traceback" not in ended.stderr, ended.stderr
+        lines = [line for line in ended.stderr.splitlines() if line.strip()]
+        known = ("otel-grpo: recording to ", "otel-grpo: run ")
+        assert all(line.startswith(known) for line in lines), ended.stderr
+
+    return check
