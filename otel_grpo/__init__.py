@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from otel_grpo._version import __version__
 
 if TYPE_CHECKING:
-    from otel_grpo.api import current_run, instrument, phase, start_run, uninstrument
+    from otel_grpo.api import current_run, phase, start_run
     from otel_grpo.core.ledger import Samples
+    from otel_grpo.instrumentation import instrument, uninstrument
     from otel_grpo.tracing.guard import ApiError
     from otel_grpo.tracing.iteration import Iteration
     from otel_grpo.tracing.phase import Phase
@@ -31,11 +32,11 @@ _HOMES = {
     "Samples": "core.ledger",
     "Update": "tracing.update",
     "current_run": "api",
-    "instrument": "api",
+    "instrument": "instrumentation",
     "phase": "api",
     "start_run": "api",
     "timed": "tracing.timed",
-    "uninstrument": "api",
+    "uninstrument": "instrumentation",
 }
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The functions of the public facade: they wire devices and adapters to a run."""
+"""Starting a run: devices are found and wired to it."""
 
 from __future__ import annotations
 
@@ -101,20 +101,6 @@ def phase(name: str, *, attributes: Mapping[str, Any] | None = None) -> Phase:
     """
     run = lifecycle.current_run()
     return Phase(_NO_RUN if run is None else run, name, attributes)
-
-
-def instrument() -> None:
-    """Observe the supported trainers of this process, imported already or later."""
-    from otel_grpo import instrumentation
-
-    instrumentation.instrument()
-
-
-def uninstrument() -> None:
-    """Take all patches back."""
-    from otel_grpo import instrumentation
-
-    instrumentation.uninstrument()
 
 
 _NO_RUN = tracing_run.dormant()
