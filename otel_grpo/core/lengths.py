@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 
 class Lengths(NamedTuple):
     """Tokens; every percentile is a length that occurred."""
@@ -29,12 +31,12 @@ def percentile(ordered: Sequence[int], percent: int) -> int:
 
 def summarize(values: Sequence[int]) -> Lengths:
     """Summary of at least one length."""
-    ordered = sorted(values)
+    ordered = np.fromiter(values, np.int64, len(values))
+    ordered.sort()
+
+    def at(percent: int) -> int:
+        return int(ordered[position(len(ordered), percent) - 1])
+
     return Lengths(
-        ordered[0],
-        ordered[-1],
-        percentile(ordered, 50),
-        percentile(ordered, 90),
-        percentile(ordered, 99),
-        sum(ordered) / len(ordered),
+        int(ordered[0]), int(ordered[-1]), at(50), at(90), at(99), sum(values) / len(values)
     )

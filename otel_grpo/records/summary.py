@@ -7,9 +7,12 @@ Both get the same totals, because nothing but lines goes in.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +45,8 @@ from otel_grpo.records.model import (
 
 FORMULA = "sum(tokens) * 1e9 / sum(work_ns * devices)"
 
-# Names of `metrics` that are summed as they are into a block of the totals.
-_SUMMED = {"time": "time.", "samples": "samples.", "tokens": "tokens.", "updates": "updates."}
+# First words of the names of `metrics` that are summed as they are into a block of the totals.
+_SUMMED = frozenset({"time", "samples", "tokens", "updates"})
 
 
 @dataclass
@@ -175,11 +178,11 @@ class TotalsBuilder:
         for name, value in metrics.items():
             if not isinstance(value, int):
                 continue
-            for block, prefix in _SUMMED.items():
-                if name.startswith(prefix):
-                    self._sums[block][name[len(prefix) :]] += value
-            if name.startswith("phase."):
-                phase, _, key = name[len("phase.") :].rpartition(".")
+            block, _, key = name.partition(".")
+            if block in _SUMMED:
+                self._sums[block][key] += value
+            elif block == "phase":
+                phase, _, key = key.rpartition(".")
                 self._phases[phase][key] += value
         if (groups := metrics.get("groups")) is not None:
             self._groups = (self._groups or 0) + int(groups)
@@ -389,29 +392,33 @@ def _last_observed(run_dir: Path, attempt: int) -> Observed:
 
 def _lengths(counts: Counter[int]) -> dict[str, int | float]:
     """Summary of merged lengths, given as ``{length: occurrences}``."""
-    n, total = counts.total(), sum(value * count for value, count in counts.items())
-    ordered = sorted(counts.items())
+    ordered = sorted(counts)
+    # How many lengths there are up to each one.
+    ranks = list(accumulate(map(counts.__getitem__, ordered)))
+    n = ranks[-1]
 
     def at(percent: int) -> int:
-        position = lengths.position(n, percent)
-        for value, count in ordered:
-            position -= count
-            if position <= 0:
-                return value
-        raise AssertionError("a percentile lies among the values")
+        return ordered[bisect_left(ranks, lengths.position(n, percent))]
 
     return {
-        "min": ordered[0][0],
-        "max": ordered[-1][0],
+        "min": ordered[0],
+        "max": ordered[-1],
         "p50": at(50),
         "p90": at(90),
         "p99": at(99),
-        "mean": total / n,
+        "mean": _total(counts) / n,
     }
 
 
 def _extremes(counts: Counter[int]) -> dict[str, int | float]:
     if not counts:
         return {}
-    total = sum(value * count for value, count in counts.items())
-    return {"min": min(counts), "max": max(counts), "mean": total / counts.total()}
+    return {
+        "min": min(counts),
+        "max": max(counts),
+        "mean": _total(counts) / counts.total(),
+    }
+
+
+def _total(counts: Counter[int]) -> int:
+    return sum(map(mul, counts, counts.values()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -114,13 +115,25 @@ def column(values: Any, n: int, name: str) -> Ints:
 
 def integers(values: Any, n: int, name: str) -> Ints:
     """One whole number per sample. Shape (n,)."""
-    _refuse_unreadable(values, name)
-    array = np.asarray(values)
+    array = _from_list(values)
+    if array is None:
+        _refuse_unreadable(values, name)
+        array = np.asarray(values)
     if array.shape != (n,):
         raise ValueError(f"{name}: {array.shape} is not one number for each of {n} samples")
     if array.dtype.kind not in "iu" and n:
         raise ValueError(f"{name}: whole numbers of at most 64 bits are needed")
     return array.astype(np.int64)
+
+
+def _from_list(values: Any) -> Ints | None:
+    """A list of Python's own integers, the usual case, read in half the time; else None."""
+    if type(values) is not list:
+        return None
+    try:
+        return np.fromiter(msgspec.convert(values, list[int]), np.int64, len(values))
+    except (msgspec.ValidationError, OverflowError):
+        return None
 
 
 def versions(values: int | Counts, n: int) -> Ints:
