@@ -44,10 +44,10 @@ def check_orderly(ended: Any, code: int, status: str) -> None:
 
 
 def started(ended: Any) -> bool:
-    """Whether the end came after the start of the run was over."""
+    """Whether the end came after the run was started and its block was entered."""
     return ended.iterations > 0 or (
         (ended.path / "summary.json").exists()
-        and reader.read_summary(ended.path).status != "running"
+        and reader.read_summary(ended.path).records["rollout"] > 0
     )
 
 

@@ -111,6 +111,8 @@ def check(path: Path, where: str, *, interrupt: bool) -> None:
 def sweep(tmp_path: Path, body: Callable[[otel_grpo.Run], None], step: int, first: int) -> None:
     total = interrupted(tmp_path / "whole", None, body).points
     check(tmp_path / "whole", "", interrupt=False)
+    if not total:
+        pytest.skip("this release traces no opcodes of a frame that runs already")
     assert total > 200
     for at in range(first, total + 1, step):
         path = tmp_path / str(at)
