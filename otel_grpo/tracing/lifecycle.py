@@ -61,11 +61,13 @@ def _process_start_ns() -> int:
 
 
 def _finish_all() -> None:
-    error: Any = getattr(sys, "last_value", None)
+    # A multiprocessing child comes here while its exception is on its way, others after it was told.
+    error: Any = sys.exc_info()[1] or getattr(sys, "last_value", None)
     for run in _runs.copy():  # each takes itself off the list
+        told = error or run.ended_by
         # Left inside an iteration without an exception that we know of: sys.exit, or a thread's end.
-        cut = error is None and run.window is not None
-        run.finish("interrupted" if cut else None, error=error)
+        cut = told is None and run.window is not None
+        run.finish("interrupted" if cut else None, error=told)
 
 
 def _forget_all() -> None:

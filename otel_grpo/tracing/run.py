@@ -93,6 +93,7 @@ class Run:
         self._iterations = 0
         self._last_end_ns = 0
         self._over = True  # nothing to finish
+        self.ended_by: BaseException | None = None
         self._draft: UpdateDraft | None = None
         self._uncovered: list[int] = []
         self._replays: set[RolloutId] = set()
@@ -220,6 +221,8 @@ class Run:
             error: the exception that ended the training, if one did.
         """
         with self._lock:
+            # Kept for the exit, should this be interrupted.
+            self.ended_by = error = error or self.ended_by
             if self.live:
                 said = self._checked("run_status", status, given.run_status)
                 try:
@@ -263,6 +266,7 @@ class Run:
             self._directory.release()
         lifecycle.forget(self)
         self._over = True
+        self.ended_by = None  # its frames hold the trainer's tensors
         self._say_goodbye(whole)
 
     def _say_goodbye(self, whole: bool) -> None:

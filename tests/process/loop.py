@@ -184,6 +184,18 @@ def _child_of_multiprocessing(run_dir: str) -> None:
     train(start(run_dir), run_dir, 3)
 
 
+def _failing_child(run_dir: str) -> None:
+    train(start(run_dir), run_dir, 1)
+    raise RuntimeError("of the user")
+
+
+def failing_in_multiprocessing(run_dir: str, method: str) -> None:
+    child = multiprocessing.get_context(method).Process(target=_failing_child, args=(run_dir,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 1
+
+
 def in_multiprocessing(run_dir: str, method: str) -> None:
     child = multiprocessing.get_context(method).Process(
         target=_child_of_multiprocessing, args=(run_dir,)
@@ -287,11 +299,10 @@ def hanging_disk(run_dir: str, delay: float) -> None:
         Path(f"{run_dir}.trained").write_text(str(time.monotonic() - begun))
 
 
-def unwritable(run_dir: str, delay: float) -> None:
-    """The directory can't be made: below a regular file."""
+def unwritable(run_dir: str, below: str) -> None:
+    """The directory can't be made: below a regular file, or in /proc."""
     Path(f"{run_dir}.file").write_text("a file")
-    below = f"{run_dir}.file/run"
-    run = start(below)
+    run = start(below.replace("FILE", f"{run_dir}.file"))
     with run:
         for number in range(3):
             iteration(run, number)

@@ -194,3 +194,11 @@ def test_run_in_a_multiprocessing_child(
     quiet(ended)
     assert ended.finish().status == "completed"
     assert ended.records() == {"rollout": 3, "train": 3, "run": 1}
+
+
+def test_exception_in_a_multiprocessing_child(children: Any) -> None:
+    """The exception that ends such a child is known at its exit: the run failed."""
+    ended = children.started("failing_in_multiprocessing", "fork")
+    assert ended.code == 0, ended.stderr
+    assert ended.stderr.count("Traceback") == 1
+    assert ended.finish().status == "failed"

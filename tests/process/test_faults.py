@@ -68,9 +68,10 @@ def test_full_disk(children: Any) -> None:
     assert any(str(raw.dropped) in line for line in told)
 
 
-def test_directory_that_cannot_be_made(children: Any) -> None:
+@pytest.mark.parametrize("below", ["FILE/run", "/proc/run"])
+def test_directory_that_cannot_be_made(children: Any, below: str) -> None:
     """The training goes on without files: one warning, and the last line says what was lost."""
-    ended = children.forked("unwritable")
+    ended = children.forked("unwritable", below)
     assert ended.code == 0, ended.stderr
     assert ended.trained_to_the_end
     assert "Traceback" not in ended.stderr
