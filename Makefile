@@ -107,7 +107,7 @@ check-package: $(DEV)
 
 ##@ Long ones
 
-bench: .venv/bench ## Measure what observing costs, against the bare SDK and others
+bench: .venv/bench $(if $(TRL_PYTHON),.venv/trl) ## Measure what observing costs, against the bare SDK and others
 	@.venv/bench/bin/python -m benchmarks
 
 soak: $(DEV) ## Kill, stop and starve runs for a long time

@@ -1,0 +1,1 @@
+"""What observing costs: `python -m benchmarks` prints one table."""
