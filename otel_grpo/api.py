@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from otel_grpo.tracing import lifecycle, run as tracing_run
+from otel_grpo.tracing import lifecycle, starting
 from otel_grpo.tracing.guard import Guard
 from otel_grpo.tracing.phase import Phase
 from otel_grpo.tracing.run import Run
@@ -70,7 +70,7 @@ def start_run(
         used = []
     default_roles = ["train", "generate"]
     roles = [list(r) for r in device_roles] if device_roles else [default_roles for _ in used]
-    return tracing_run.start(
+    return starting.start(
         run_dir,
         trainer=trainer,
         algorithm=algorithm,
@@ -103,4 +103,4 @@ def phase(name: str, *, attributes: Mapping[str, Any] | None = None) -> Phase:
     return Phase(_NO_RUN if run is None else run, name, attributes)
 
 
-_NO_RUN = tracing_run.dormant()
+_NO_RUN = starting.dormant()

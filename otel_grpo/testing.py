@@ -31,7 +31,7 @@ from otel_grpo.records.model import (
     Summary,
     TrainRecord,
 )
-from otel_grpo.tracing import run as tracing_run
+from otel_grpo.tracing import starting
 from otel_grpo.tracing.guard import Guard
 from otel_grpo.tracing.run import Readings, Run
 
@@ -121,7 +121,7 @@ def recorded_run(
     with tempfile.TemporaryDirectory() as temporary:
         path = run_dir or Path(temporary, "run")
         roles = options.pop("device_roles", None) or [["train", "generate"] for _ in devices]
-        run = tracing_run.start(
+        run = starting.start(
             path,
             trainer=options.pop("trainer", "test"),
             clock=clock,

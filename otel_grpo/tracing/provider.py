@@ -10,10 +10,16 @@ from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler
 
 from otel_grpo import semconv
+from otel_grpo._version import __version__
 from otel_grpo.tracing.ids import UrandomIdGenerator
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.trace import Link, Span
+    from opentelemetry.util.types import Attributes
 
 
 # The environment's limits are for back ends, and a low one would cut the phase's name or drop it.
@@ -56,3 +62,48 @@ def resource(attributes: Mapping[str, str | int | None]) -> Resource:
     if str(base.attributes.get(semconv.SERVICE_NAME, "")).startswith("unknown_service"):
         known[semconv.SERVICE_NAME] = "otel-grpo"
     return base.merge(Resource(known))
+
+
+class Tracers:
+    """Where our spans are made: a private provider, and a shared one where the user gave it."""
+
+    def __init__(
+        self, resource: Resource, processor: SpanProcessor, shared: TracerProvider | None
+    ) -> None:
+        self.provider: TracerProvider = RecordingProvider(resource)
+        self.provider.add_span_processor(processor)
+        self._private = self._tracer = self.provider.get_tracer(semconv.SCOPE, __version__)
+        self.shared = shared is not None
+        if shared is not None:
+            shared.add_span_processor(processor)
+            self.provider = shared
+            self._tracer = shared.get_tracer(semconv.SCOPE, __version__)
+
+    def start(
+        self,
+        name: str,
+        context: Context,
+        attributes: Attributes,
+        start_ns: int,
+        links: Sequence[Link] | None = None,
+    ) -> Span:
+        """A span that is recorded whatever the sampler of the shared provider says."""
+        span = self._tracer.start_span(
+            name, context, attributes=attributes, links=links, start_time=start_ns
+        )
+        if self.shared and not span.is_recording():
+            return self.start_private(name, context, attributes, start_ns, links)
+        return span
+
+    def start_private(
+        self,
+        name: str,
+        context: Context,
+        attributes: Attributes,
+        start_ns: int,
+        links: Sequence[Link] | None = None,
+    ) -> Span:
+        """A span for the files alone."""
+        return self._private.start_span(
+            name, context, attributes=attributes, links=links, start_time=start_ns
+        )

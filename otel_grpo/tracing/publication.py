@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 from otel_grpo.records.model import Publication as Row
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from otel_grpo.records.model import PublicationKind
     from otel_grpo.tracing.run import Run
+    from otel_grpo.tracing.window import Reading
 
 
 class Publication:
@@ -22,10 +25,23 @@ class Publication:
         self.completed_ns: int | None = None
         self.bytes: int | None = None
         self.snapshot: dict[str, int | None] = {}
-        self.recorded = (
-            False  # its window's record is made: a later completion is a line of its own
-        )
+        # Its window's record is made: a later completion is a line of its own.
+        self.recorded = False
         self._run = run
+
+    def take_snapshot(self, readings: Sequence[Reading], queue: int | None) -> None:
+        """Resources at this moment: the version, the queue, the memory of this process."""
+        self.snapshot = {"version": self.version}
+        if queue is not None:
+            self.snapshot["queue"] = queue
+        for name in ("process_rss", "host_used", "device_used", "allocator_allocated"):
+            values = [
+                value for reading in readings if (value := getattr(reading, name)) is not None
+            ]
+            if values:
+                # Of a process and of a host there is one, whatever the number of its devices.
+                one = name in ("process_rss", "host_used")
+                self.snapshot[name] = values[0] if one else sum(values)
 
     def completed(
         self, at_ns: int | None = None, *, bytes: int | None = None, queue: int | None = None

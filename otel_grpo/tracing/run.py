@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import re
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -13,60 +9,42 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.trace import Link, Span, Tracer, set_span_in_context
+from opentelemetry.trace import Link, Span, set_span_in_context
 
 from otel_grpo import semconv
-from otel_grpo._version import __version__
 from otel_grpo.core.atomic import at_once
-from otel_grpo.core.clock import Clock, boot_id
+from otel_grpo.core.clock import Clock
 from otel_grpo.core.ledger import Ledger, WindowEvents
-from otel_grpo.records import rundir
-from otel_grpo.records.files import atomic_write, errno_name
 from otel_grpo.records.model import (
-    Attempt,
-    ClockPair,
-    Device,
-    Observed,
     OpenPhase,
     OpenWindow,
     PublicationCompleted,
     RunStatus,
-    Trainer,
     WindowOpened,
     WindowStatus,
-    World,
 )
-from otel_grpo.records.summary import encode_summary, load_earlier
-from otel_grpo.records.writer import STALL_S, Writer
 from otel_grpo.tracing import given, lanes, lifecycle, sanitize
 from otel_grpo.tracing.account import Account
 from otel_grpo.tracing.event import Event
-from otel_grpo.tracing.guard import ApiError, Guard, is_true, logger, tell
+from otel_grpo.tracing.guard import ApiError, Guard, logger
 from otel_grpo.tracing.iteration import Iteration
-from otel_grpo.tracing.otlp_json import encode
+from otel_grpo.tracing.output import Output, Sources
 from otel_grpo.tracing.phase import Phase, mark_failed
 from otel_grpo.tracing.processor import AccountProcessor
-from otel_grpo.tracing.provider import RecordingProvider, resource
-from otel_grpo.tracing.recorder import DeviceRoles, Recorder, UpdateDraft
+from otel_grpo.tracing.provider import Tracers
+from otel_grpo.tracing.recorder import UpdateDraft
 from otel_grpo.tracing.window import ClosedWindow, Reading, Window
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from otel_grpo.core.ledger import RolloutId
-    from otel_grpo.records.rundir import RunDir
     from otel_grpo.tracing.publication import Publication
     from otel_grpo.tracing.update import Update
 
 # A publication may be confirmed this long after its window before the record is written without it.
 PUBLICATION_DEADLINE_NS = 30 * 10**9
-# How often summary.json is rewritten while nothing else happens: an open wait is visible.
-SUMMARY_TICK_S = 5.0
-# Short windows do not rewrite it each time.
-SUMMARY_EVERY_NS = 10**9
 
 Readings = Callable[[], Sequence[Reading]]
 T = TypeVar("T")
@@ -97,108 +75,44 @@ class Run:
         self._draft: UpdateDraft | None = None
         self._uncovered: list[int] = []
         self._replays: set[RolloutId] = set()
-        self._account = Account()
-        self._summary_due_ns = 0
+        self.account = Account()
+        self.readings: Readings | None = None
 
     # --- start and end ---------------------------------------------------------------------------
 
-    def _begin(
+    def sources(self) -> Sources:
+        """What the writer's thread may ask for."""
+        return Sources(
+            self_ns=lambda: self.self_ns,
+            open_window=self._open_now,
+            release=self._release_if_free,
+        )
+
+    def begin(
         self,
-        *,
-        clock: Clock,
-        directory: RunDir | None,
-        unwritable: str | None,
-        trainer: Trainer,
-        world: World,
-        roles: DeviceRoles | None,
-        readings: Readings | None,
-        config: Any,
+        output: Output,
+        processor: AccountProcessor,
+        tracers: Tracers,
+        started_ns: int,
         role: str,
-        base: Mapping[str, int],
-        provider: TracerProvider | None,
-        run_id: str,
     ) -> None:
-        self.clock = clock
-        self.started_ns = clock.now()
-        self.path = directory.path if directory is not None else None
-        self.run_id = run_id
-        self._directory = directory
-        self._readings = readings
-        self._common: dict[str, Any] = {semconv.RUN_ID: run_id, semconv.ROLE: role, semconv.RANK: 0}
-        attempt = Attempt(
-            attempt=1 if directory is None else directory.attempt,
-            started_unix_ns=self.started_ns,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            clock=ClockPair(boot_id(), clock.unix_ns, clock.perf_ns),
-            trainer=trainer,
-            world=world,
-            config_fingerprint=fingerprint(config),
-            base=dict(base),
-        )
-        self._recorder = Recorder(
-            run_id=run_id,
-            attempt=attempt,
-            clock=clock,
-            devices=roles,
-            trained=self.ledger.trained,
-            observe=self._observe,
-        )
-        self._writer = Writer(
-            rundir.nowhere(unwritable or "no_directory")
-            if directory is None
-            else directory.sinks(encode, role=role),
-            seq=0 if directory is None else directory.seq,
-            prev=None if directory is None else directory.prev,
-            on_error=self.guard.fault,
-            on_warning=self._warn_of_loss,
-            after_write=self._written,
-            tick=self._tick,
-            tick_s=SUMMARY_TICK_S,
-        )
-        self._recorder.head = None if directory is None else directory.prev
-        self._processor = AccountProcessor(
-            self._account, self.guard, partial(self._writer.put, "spans")
-        )
-        self._open_tracers(provider, attempt, role)
-        self.run_span = self._private.start_span(
-            semconv.SPAN_RUN,
-            Context(),
-            attributes=self._common,
-            start_time=self.started_ns,
-        )
-        self._writer.call(self._prepare_directory)
-        self._writer.start()
+        """Called once, by `starting.start`."""
+        self.path, self.run_id = output.path, output.run_id
+        self.output = output
+        self.shared = tracers.shared
+        self.start_span = tracers.start
+        self.tracer_provider = tracers.provider
+        self._processor = processor
+        self._common: dict[str, Any] = {
+            semconv.RUN_ID: output.run_id,
+            semconv.ROLE: role,
+            semconv.RANK: 0,
+        }
+        self.run_span = tracers.start_private(semconv.SPAN_RUN, Context(), self._common, started_ns)
+        output.start()
         self.live = True
         self._over = False
         lifecycle.register(self)
-        if self.path is not None:
-            tell(f"recording to {self.path}")
-
-    def _open_tracers(self, provider: TracerProvider | None, attempt: Attempt, role: str) -> None:
-        private = RecordingProvider(
-            resource(
-                {
-                    semconv.RL_SYSTEM: attempt.trainer.name,
-                    semconv.RL_SYSTEM_VERSION: attempt.trainer.version,
-                    semconv.RL_ALGORITHM: attempt.trainer.algorithm,
-                    semconv.RUN_ID: self.run_id,
-                    semconv.ATTEMPT: attempt.attempt,
-                    semconv.ROLE: role,
-                    semconv.RANK: 0,
-                    semconv.RL_WORLD_SIZE: attempt.world.size,
-                }
-            )
-        )
-        private.add_span_processor(self._processor)
-        self.tracer_provider: TracerProvider = private
-        self._private: Tracer = private.get_tracer(semconv.SCOPE, __version__)
-        self._tracer = self._private
-        if provider is not None:
-            provider.add_span_processor(self._processor)
-            self.tracer_provider = provider
-            self._tracer = provider.get_tracer(semconv.SCOPE, __version__)
-            self.shared = True
 
     def __enter__(self) -> Run:
         return self
@@ -252,34 +166,16 @@ class Run:
         context = self.run_span.get_span_context()
         ids = (f"{context.trace_id:032x}", f"{context.span_id:016x}")
         applied = self.ledger.applied
-        self._writer.put("metrics_raw", lambda: self._recorder.run(status, ended, applied, ids))
+        self.output.run(status, ended, applied, ids)
 
     def _close_files(self) -> None:
-        flushed = self._writer.flush()
+        flushed = self.output.flush()
         # Not before: the writer's thread ends the `rl.loop` span of each record that it builds.
         self._processor.live = False
-        self._writer.call(self._write_summary)
-        # A file system that hung for the first wait is not waited for again.
-        whole = self._writer.close(stall=STALL_S if flushed else 0)
-        if whole and self._directory is not None:
-            # Else the thread may still write: the directory stays ours as long as this process is.
-            self._directory.release()
+        self.output.close(flushed=flushed)
         lifecycle.forget(self)
         self._over = True
         self.ended_by = None  # its frames hold the trainer's tensors
-        self._say_goodbye(whole)
-
-    def _say_goodbye(self, whole: bool) -> None:
-        lost = {
-            name: counts.dropped + counts.pending
-            for name, counts in self._writer.counts().items()
-            if counts.dropped or counts.pending
-        }
-        if lost or not whole:
-            told = ", ".join(f"{name} {n}" for name, n in lost.items()) or "the summary"
-            logger.warning("otel-grpo: not written: %s (run %s, %s)", told, self.run_id, self.path)
-        elif self.path is not None:
-            tell(f"run {self.run_id} is recorded in {self.path}")
 
     # --- what a user calls -----------------------------------------------------------------------
 
@@ -305,11 +201,11 @@ class Run:
     def memory(self) -> None:
         """Read memory now, on this thread; the time is a `log` interval, marked as our own."""
         with self._event("memory", self.window) as window:
-            if window is None or self._readings is None:
+            if window is None or self.readings is None:
                 return
             with Phase(self, semconv.LOG, {semconv.OWN: True}):
                 instant = self.clock.now()
-                window.readings.extend((instant, reading) for reading in self._readings())
+                window.readings.extend((instant, reading) for reading in self.readings())
 
     def log_scalars(
         self,
@@ -335,7 +231,7 @@ class Run:
             values, nonfinite = sanitize.scalars(scalars)
             head, _ = sanitize.scalars({"step": step, "epoch": epoch})
             head = {name: value for name, value in head.items() if value is not None}
-            self._writer.put("metrics", msgspec.json.encode({**head, **values}))
+            self.output.flat({**head, **values})
             if self.window is not None:
                 self.window.nonfinite.extend(nonfinite)
             told = self._checked("log_scalars", covers, given.steps)
@@ -346,9 +242,7 @@ class Run:
         with self._event("resumed", self.window, window_needed=False):
             if self.live:
                 known = {name: given.natural(value, name) for name, value in base.items()}
-                attempt = msgspec.structs.replace(self._recorder.attempt, base=known)
-                self._recorder.attempt = attempt
-                self._writer.call(self._write_run_file)
+                self.output.resumed(known)
 
     # --- windows ---------------------------------------------------------------------------------
 
@@ -372,11 +266,8 @@ class Run:
                     partial(setattr, self, "window", window),
                     partial(setattr, self, "_iterations", window.iteration),
                 )
-                self._writer.put(
-                    "workers",
-                    WindowOpened(
-                        self.run_id, self._recorder.attempt.attempt, window.iteration, start
-                    ),
+                self.output.worker(
+                    WindowOpened(self.run_id, self.output.attempt, window.iteration, start)
                 )
             except Exception as error:
                 self.guard.fault("iteration.open", error)
@@ -392,7 +283,7 @@ class Run:
             start,
             links=[Link(self.run_span.get_span_context())],
         )
-        self._account.begin(start)
+        self.account.begin(start)
         context = set_span_in_context(span, Context())
         return Window(number, start, lanes.current(), span, context, attributes)
 
@@ -410,7 +301,7 @@ class Run:
             said = self._checked("iteration_status", status, given.window_status)
             try:
                 end = self._end_of(window, end_ns)
-                rows, foreign = self._account.rows(end)
+                rows, foreign = self.account.rows(end)
                 closed = ClosedWindow(
                     window=window,
                     end_ns=end,
@@ -429,7 +320,7 @@ class Run:
                     partial(setattr, self.ledger, "window", WindowEvents()),
                     partial(setattr, self, "window", None),
                 )
-                self._account.close(end)
+                self.account.close(end)
             except ApiError:
                 self.window = None
                 raise
@@ -465,7 +356,7 @@ class Run:
                     publication.recorded = True
                     rows.append(publication.row(closed.end_ns))
                 closed.publications = rows
-                self._writer.put("metrics_raw", partial(self._recorder.rollout, closed))
+                self.output.rollout(closed)
                 self._closed.popleft()
 
     # --- updates, publications -------------------------------------------------------------------
@@ -518,7 +409,7 @@ class Run:
             event=event,
             visits=visits,
             trained=self.ledger.trained.total(visits),
-            rows=self._account.take_training(),
+            rows=self.account.take_training(),
             trace_id=None if context is None else f"{context.trace_id:032x}",
             span_id=None if context is None else f"{context.span_id:016x}",
             scalars={},
@@ -543,7 +434,7 @@ class Run:
 
     def _emit_draft(self) -> None:
         if self._draft is not None:
-            self._writer.put("metrics_raw", partial(self._recorder.train, self._draft))
+            self.output.train(self._draft)
             self._draft = None
 
     def _publication_completed(
@@ -557,57 +448,31 @@ class Run:
                 return
             publication.completed_ns = self._instant("publication", at_ns)
             publication.bytes = self._checked("publication", size, _as_bytes)
-            publication.snapshot = self._snapshot(publication.version, queue)
+            waiting = self._checked("publication", queue, _as_queue)
+            try:
+                readings = self._readings_after(publication.completed_ns)
+            except Exception as error:  # the publication counts without them
+                self.guard.fault("publication.snapshot", error)
+                readings = []
+            publication.take_snapshot(readings, waiting)
             if publication.recorded:
-                self._writer.put(
-                    "workers",
+                self.output.worker(
                     PublicationCompleted(
                         self.run_id,
-                        self._recorder.attempt.attempt,
+                        self.output.attempt,
                         publication.iteration,
                         publication.version,
                         publication.completed_ns,
-                    ),
+                    )
                 )
             self._release()
 
-    def _snapshot(self, version: int, queue: int | None) -> dict[str, int | None]:
-        """Resources at the moment of a publication: memory of this process, queue, version."""
-        snapshot: dict[str, int | None] = {"version": version}
-        waiting = self._checked("publication", queue, _as_queue)
-        if waiting is not None:
-            snapshot["queue"] = waiting
-        try:
-            readings = [] if self._readings is None else self._readings()
-        except Exception as error:  # the publication counts without them
-            self.guard.fault("publication.snapshot", error)
-            return snapshot
-        for reading in readings:
-            for name in ("process_rss", "host_used", "device_used", "allocator_allocated"):
-                value = getattr(reading, name)
-                if value is not None:
-                    snapshot[name] = (snapshot.get(name) or 0) + value
-        return snapshot
-
-    # --- spans -----------------------------------------------------------------------------------
-
-    def start_span(
-        self,
-        name: str,
-        context: Context,
-        attributes: dict[str, Any],
-        start_ns: int,
-        links: Sequence[Link] | None = None,
-    ) -> Span:
-        """A span that is recorded whatever the sampler of a shared provider says."""
-        span = self._tracer.start_span(
-            name, context, attributes=attributes, links=links, start_time=start_ns
-        )
-        if self.shared and not span.is_recording():
-            span = self._private.start_span(
-                name, context, attributes=attributes, links=links, start_time=start_ns
-            )
-        return span
+    def _readings_after(self, instant: int) -> Sequence[Reading]:
+        """Memory after an instant: what this window read last if that was later, else a new one."""
+        read = [] if self.window is None else self.window.readings
+        if read and read[-1][0] >= instant:
+            return [reading for at, reading in read if at == read[-1][0]]
+        return [] if self.readings is None else self.readings()
 
     def worker_call(self, method: str, duration_ns: int) -> None:
         """One call of a timed function that ended in the open window."""
@@ -615,48 +480,15 @@ class Run:
             if self.window is not None:
                 self.window.workers[method].append(duration_ns)
 
-    # --- on the writer's thread ------------------------------------------------------------------
+    # --- asked for by the writer's thread --------------------------------------------------------
 
-    def _prepare_directory(self) -> None:
-        """First of all: the earlier attempts' totals, then run.json and a running summary."""
-        if self._directory is None:
-            return
-        if self._recorder.attempt.attempt > 1:
-            self._recorder.earlier = load_earlier(
-                self._directory.path, self._recorder.attempt.attempt
-            )
-        self._write_run_file()
-        self._write_summary()
-
-    def _write_run_file(self) -> None:
-        if self._directory is not None:
-            self._directory.write_run_file(self._recorder.attempt)
-
-    def _written(self, sink: str, item: Any, line_hash: str | None) -> None:
-        if sink == "metrics_raw" and line_hash is not None:
-            self._recorder.written(item, line_hash)
-            if item.scope != "update" and self.clock.now() >= self._summary_due_ns:
-                self._write_summary()
-        elif sink == "workers":
-            self._recorder.totals.add_line(item)
-
-    def _tick(self) -> None:
+    def _release_if_free(self) -> None:
         # The writer's thread waits for no other: the lock may be held over a reading of memory.
         if self._lock.acquire(blocking=False):
             try:
                 self._release()
             finally:
                 self._lock.release()
-        self._write_summary()
-
-    def _write_summary(self) -> None:
-        if self._directory is None:
-            return
-        now = self.clock.now()
-        self._summary_due_ns = now + SUMMARY_EVERY_NS
-        over = self._recorder.totals.run_record is not None
-        summary = self._recorder.summary(now, self._open_now())
-        atomic_write(self._directory.summary, encode_summary(summary), fsync=over)
 
     def _open_now(self) -> OpenWindow | None:
         window = self.window
@@ -665,20 +497,8 @@ class Run:
         return OpenWindow(
             window.iteration,
             window.start_ns,
-            [OpenPhase(row.phase, row.start, row.lane) for row in self._account.open_rows()],
+            [OpenPhase(row.phase, row.start, row.lane) for row in self.account.open_rows()],
         )
-
-    def _observe(self) -> Observed:
-        return Observed(
-            process_ns=lifecycle.process_ns(),
-            self_ns=self.self_ns,
-            errors=self.guard.snapshot(),
-            sinks=self._writer.counts(),
-            time_unix_ns=self.clock.now(),
-        )
-
-    def _warn_of_loss(self, sink: str, reason: str, message: str) -> None:
-        logger.warning("otel-grpo: %s (training goes on)", message)
 
     # --- guards ----------------------------------------------------------------------------------
 
@@ -744,22 +564,6 @@ def _as_queue(value: Any) -> int:
     return given.natural(value, "the length of the queue")
 
 
-def fingerprint(config: Any) -> str | None:
-    """SHA-256 over a configuration, so that two runs can be told apart without recording it."""
-    if config is None:
-        return None
-    try:
-        data = msgspec.json.encode(config, order="sorted", enc_hook=_plain)
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return hashlib.sha256(data).hexdigest()
-
-
-def _plain(value: Any) -> str:
-    # Whatever it is tells configurations apart, but for a tensor, which is not read.
-    return sanitize.label(value) if hasattr(type(value), "__array__") else str(value)
-
-
 def status_of(error: BaseException | None) -> RunStatus:
     """How a run ended, by the exception that ended it."""
     if error is None:
@@ -769,87 +573,3 @@ def status_of(error: BaseException | None) -> RunStatus:
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return "completed"
     return "failed"
-
-
-def start(
-    run_dir: str | os.PathLike[str] | None = None,
-    *,
-    trainer: str,
-    algorithm: str | None = None,
-    trainer_version: str | None = None,
-    adapter_version: str | None = None,
-    config: Any = None,
-    run_id: str | None = None,
-    devices: Sequence[Device] = (),
-    roles: DeviceRoles | None = None,
-    readings: Readings | None = None,
-    role: str = "driver",
-    base: Mapping[str, int] | None = None,
-    tracer_provider: TracerProvider | None = None,
-    clock: Clock | None = None,
-    guard: Guard | None = None,
-) -> Run:
-    """Start a run (see `otel_grpo.start_run`). Never raises: a run that can't start is not live."""
-    guard = guard or Guard()
-    run = Run(guard)
-    if is_true(os.environ.get("OTEL_GRPO_DISABLED")):
-        return run
-    try:
-        run_id = run_id or os.environ.get("OTEL_GRPO_RUN_ID") or None
-        if run_id is not None:
-            run_id = sanitize.label(run_id)
-        directory, unwritable = _open_directory(run_dir, run_id)
-        run._begin(
-            clock=clock or Clock.read(),
-            directory=directory,
-            unwritable=unwritable,
-            trainer=Trainer(
-                sanitize.label(trainer),
-                *(
-                    None if text is None else sanitize.label(text)
-                    for text in (trainer_version, adapter_version, algorithm)
-                ),
-            ),
-            world=World(1, list(devices)),
-            roles=roles,
-            readings=readings,
-            config=config,
-            role=re.sub(r"[^A-Za-z0-9._-]+", "_", sanitize.label(role)),
-            base=_base(guard, base or {}),
-            provider=tracer_provider,
-            run_id=directory.run_id if directory is not None else run_id or os.urandom(8).hex(),
-        )
-    except Exception as error:
-        run.live = False
-        guard.fault("run.start", error)
-    return run
-
-
-def _base(guard: Guard, base: Mapping[str, int]) -> dict[str, int]:
-    try:
-        return {sanitize.label(name): given.natural(n, name) for name, n in base.items()}
-    except Exception as error:  # the run starts without it
-        guard.misuse("base", f"base: {error}")
-        return {}
-
-
-def _open_directory(
-    run_dir: str | os.PathLike[str] | None, run_id: str | None
-) -> tuple[RunDir | None, str | None]:
-    """The directory, or why there is none: then the run only counts what is lost."""
-    asked = run_dir or os.environ.get("OTEL_GRPO_RUN_DIR") or None
-    try:
-        directory = rundir.open_run_dir(
-            None if asked is None else Path(asked), run_id or os.environ.get("OTEL_GRPO_RUN_ID")
-        )
-    except rundir.RunDirError as error:
-        logger.warning("otel-grpo: nothing is recorded (training goes on): %s", error)
-        return None, errno_name(error)
-    if directory.warning:
-        logger.warning("otel-grpo: %s", directory.warning)
-    return directory, None
-
-
-def dormant() -> Run:
-    """A run that records nothing: every call is a no-op."""
-    return Run(Guard())

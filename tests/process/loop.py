@@ -132,7 +132,7 @@ def killed_after_three(run_dir: str, delay: float) -> None:
     run = start(run_dir)
     train(run, run_dir, 3)
     run.open_iteration()
-    run._writer.flush()
+    run.output.writer.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -162,15 +162,15 @@ def double_interrupt(run_dir: str, delay: float) -> None:
     """An impatient user: two interrupts, the second while the run is being finished."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     run = start(run_dir)
-    real = run._writer.flush
+    real = run.output.writer.flush
 
     def slow(*args: Any) -> bool:
-        run._writer.flush = real  # type: ignore[method-assign]
+        run.output.writer.flush = real  # type: ignore[method-assign]
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(1)
         return real(*args)
 
-    run._writer.flush = slow  # type: ignore[method-assign]
+    run.output.writer.flush = slow  # type: ignore[method-assign]
     try:
         with run:
             train(run, run_dir, 3)
@@ -212,9 +212,9 @@ def fork_while_open(run_dir: str, method: str) -> None:
 
     def contend() -> None:
         while not stop.is_set():
-            with run._lock, run._account._lock, run.guard._lock:
+            with run._lock, run.account._lock, run.guard._lock:
                 pass
-            run._writer.counts()
+            run.output.writer.counts()
 
     threads = [threading.Thread(target=contend) for _ in range(2)]
     for thread in threads:
@@ -273,7 +273,7 @@ def full_disk(run_dir: str, delay: float) -> None:
     run = start(run_dir)
     with run:
         train(run, run_dir, 5)
-        run._writer.flush()
+        run.output.writer.flush()
         limit = (Path(run_dir) / "metrics_raw.jsonl").stat().st_size + 4000
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         train(run, run_dir, 20, first=5)
@@ -285,7 +285,7 @@ def hanging_disk(run_dir: str, delay: float) -> None:
     run = start(run_dir)
     with run:
         train(run, run_dir, 2)
-        run._writer.flush()
+        run.output.writer.flush()
         real = os.write
 
         def write(fd: int, data: Any) -> int:
@@ -315,7 +315,7 @@ def removed(run_dir: str, delay: float) -> None:
 
     with start(run_dir) as run:
         train(run, run_dir, 2)
-        run._writer.flush()
+        run.output.writer.flush()
         shutil.rmtree(run_dir)
         train(run, run_dir, 3, first=2)
     Path(f"{run_dir}.trained").touch()

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from otel_grpo.devices import Reading
 from otel_grpo.records import reader
 from otel_grpo.records.model import PublicationCompleted
 from otel_grpo.records.summary import summarize
@@ -289,12 +290,12 @@ def test_completed_later_by_another_thread(clock: FakeClock, tmp_path: Path) -> 
     with recorded_run(tmp_path / "run", clock=clock) as recorded:
         publication = one_window(recorded, clock)
         one_window(recorded, clock).completed()
-        recorded.run._writer.flush()
+        recorded.run.output.writer.flush()
         assert not (tmp_path / "run" / "metrics_raw.jsonl").exists()
         thread = threading.Thread(target=publication.completed)
         thread.start()
         thread.join()
-        recorded.run._writer.flush()
+        recorded.run.output.writer.flush()
         assert (tmp_path / "run" / "metrics_raw.jsonl").read_bytes().count(b"\n") == 2
     rows = [record.attributes.publications[0] for record in recorded.rollouts]
     assert [row.in_window for row in rows] == [False, True]
@@ -310,7 +311,7 @@ def test_completed_after_the_deadline(clock: FakeClock, tmp_path: Path) -> None:
         never = one_window(recorded, clock)
         clock.advance(ns=PUBLICATION_DEADLINE_NS + 1)
         one_window(recorded, clock).completed()
-        recorded.run._writer.flush()
+        recorded.run.output.writer.flush()
         clock.advance(1)
         late.completed()
     metrics = [record.metrics for record in recorded.rollouts]
@@ -328,7 +329,7 @@ def test_deadline_is_the_end_of_the_next_window_at_least(clock: FakeClock, tmp_p
     with recorded_run(tmp_path / "run", clock=clock) as recorded:
         publication = one_window(recorded, clock)
         clock.advance(10 * PUBLICATION_DEADLINE_NS / SECOND)
-        recorded.run._tick()
+        recorded.run.output.tick()
         publication.completed()
     check_summary(recorded, 1, 0)
     assert completions(tmp_path / "run") == []
@@ -338,8 +339,8 @@ def test_completed_between_hand_over_and_record(clock: FakeClock, tmp_path: Path
     """The writer's thread builds records later: a completion in between is counted once."""
     hold = threading.Event()
     with recorded_run(tmp_path / "run", clock=clock) as recorded:
-        recorded.run._writer.flush()
-        recorded.run._writer.call(lambda: hold.wait(20))
+        recorded.run.output.writer.flush()
+        recorded.run.output.writer.call(lambda: hold.wait(20))
         late = one_window(recorded, clock)
         one_window(recorded, clock).completed()
         clock.advance(ns=PUBLICATION_DEADLINE_NS + 1)
@@ -381,3 +382,42 @@ def test_snapshot_that_fails_costs_no_publication(clock: FakeClock, tmp_path: Pa
         one_window(recorded, clock).completed()
     check_summary(recorded, 1, 0)
     assert recorded.summary.observed.errors == {"publication.snapshot": 1, "memory": 1}
+
+
+def test_snapshot_of_a_publication_counts_a_process_once(clock: FakeClock) -> None:
+    """Two devices of one process: their memory adds up, the process and its host count once."""
+    readings = [
+        Reading(rank=0, host="h", pid=1, device=index, device_used=10, process_rss=7, host_used=70)
+        for index in (0, 1)
+    ]
+    with recorded_run(clock=clock, readings=lambda: readings) as recorded:
+        with recorded.run.iteration() as it:
+            it.publication(1).completed(queue=3)
+    (row,) = recorded.rollouts[0].attributes.publications
+    assert row.snapshot == {
+        "version": 1,
+        "queue": 3,
+        "process_rss": 7,
+        "host_used": 70,
+        "device_used": 20,
+    }
+
+
+def test_snapshot_takes_a_reading_that_was_made_after_it(clock: FakeClock) -> None:
+    """A reading that the window made after the publication serves it; an older one does not."""
+    calls = []
+
+    def readings() -> list[Reading]:
+        calls.append(clock.now())
+        return [Reading(rank=0, host="h", pid=1, process_rss=len(calls))]
+
+    with recorded_run(clock=clock, readings=readings) as recorded:
+        with recorded.run.iteration() as it:
+            done = clock.now()
+            clock.advance(1)
+            it.memory()
+            it.publication(1).completed(at_ns=done)
+            clock.advance(1)
+            it.publication(2).completed()
+    first, second = recorded.rollouts[0].attributes.publications
+    assert (first.snapshot["process_rss"], second.snapshot["process_rss"]) == (1, 2)

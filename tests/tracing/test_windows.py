@@ -149,8 +149,8 @@ def test_running_summary(clock: FakeClock, tmp_path: Path, lanes: list) -> None:
         run = recorded.run
 
         def now() -> Any:
-            run._writer.call(run._tick)
-            run._writer.flush()
+            run.output.writer.call(run.output.tick)
+            run.output.writer.flush()
             return reader.read_summary(tmp_path / "run")
 
         summary = now()

@@ -1,0 +1,202 @@
+"""The files of a run. The training thread hands over and goes on; the writer's thread does the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from otel_grpo.records import rundir
+from otel_grpo.records.files import atomic_write
+from otel_grpo.records.model import Observed
+from otel_grpo.records.summary import encode_summary, load_earlier
+from otel_grpo.records.writer import STALL_S, Writer
+from otel_grpo.tracing import lifecycle
+from otel_grpo.tracing.guard import logger, tell
+from otel_grpo.tracing.otlp_json import encode
+from otel_grpo.tracing.recorder import DeviceRoles, Recorder, UpdateDraft
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from opentelemetry.sdk.trace import ReadableSpan
+
+    from otel_grpo.core.clock import Clock
+    from otel_grpo.core.ledger import TrainedLengths
+    from otel_grpo.records.model import Attempt, OpenWindow, RunStatus, WorkerLine
+    from otel_grpo.records.rundir import RunDir
+    from otel_grpo.tracing.guard import Guard
+    from otel_grpo.tracing.window import ClosedWindow
+
+# How often summary.json is rewritten while nothing else happens: an open wait is visible.
+SUMMARY_TICK_S = 5.0
+# Short windows do not rewrite it each time.
+SUMMARY_EVERY_NS = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What the writer's thread asks of the run while it goes on."""
+
+    self_ns: Callable[[], int]
+    open_window: Callable[[], OpenWindow | None]
+    release: Callable[[], None]  # hand over windows whose publications waited long enough
+
+
+class Output:
+    """Owns the directory, the writer and the recorder of one attempt."""
+
+    def __init__(
+        self,
+        directory: RunDir | None,
+        unwritable: str | None,
+        *,
+        run_id: str,
+        attempt: Attempt,
+        clock: Clock,
+        guard: Guard,
+        devices: DeviceRoles | None,
+        trained: TrainedLengths,
+        role: str,
+        sources: Sources,
+    ) -> None:
+        self.path = None if directory is None else directory.path
+        self.run_id = run_id
+        self._directory = directory
+        self._clock = clock
+        self._guard = guard
+        self._sources = sources
+        self._summary_due_ns = 0
+        self._recorder = Recorder(
+            run_id=run_id,
+            attempt=attempt,
+            clock=clock,
+            devices=devices,
+            trained=trained,
+            observe=self._observe,
+        )
+        self.writer = Writer(
+            rundir.nowhere(unwritable or "no_directory")
+            if directory is None
+            else directory.sinks(encode, role=role),
+            seq=0 if directory is None else directory.seq,
+            prev=None if directory is None else directory.prev,
+            on_error=guard.fault,
+            on_warning=_warn_of_loss,
+            after_write=self._written,
+            tick=self.tick,
+            tick_s=SUMMARY_TICK_S,
+        )
+        self._recorder.head = None if directory is None else directory.prev
+
+    @property
+    def attempt(self) -> int:
+        return self._recorder.attempt.attempt
+
+    # --- on the training thread
+
+    def start(self) -> None:
+        self.writer.call(self._prepare_directory)
+        self.writer.start()
+        if self.path is not None:
+            tell(f"recording to {self.path}")
+
+    def span(self, span: ReadableSpan) -> None:
+        self.writer.put("spans", span)
+
+    def rollout(self, closed: ClosedWindow) -> None:
+        self.writer.put("metrics_raw", partial(self._recorder.rollout, closed))
+
+    def train(self, draft: UpdateDraft) -> None:
+        self.writer.put("metrics_raw", partial(self._recorder.train, draft))
+
+    def run(self, status: RunStatus, ended_ns: int, applied: int, ids: tuple[str, str]) -> None:
+        self.writer.put("metrics_raw", partial(self._recorder.run, status, ended_ns, applied, ids))
+
+    def flat(self, scalars: dict[str, Any]) -> None:
+        self.writer.put("metrics", msgspec.json.encode(scalars))
+
+    def worker(self, line: WorkerLine) -> None:
+        self.writer.put("workers", line)
+
+    def resumed(self, base: dict[str, int]) -> None:
+        """What was restored from a checkpoint became known after the start."""
+        self._recorder.attempt = msgspec.structs.replace(self._recorder.attempt, base=base)
+        self.writer.call(self._write_run_file)
+
+    def flush(self) -> bool:
+        """Wait for what was handed over; False where the file system hangs."""
+        return self.writer.flush()
+
+    def close(self, *, flushed: bool) -> None:
+        """The final summary; then the directory is free for the next attempt."""
+        self.writer.call(self._write_summary)
+        # A file system that hung for the first wait is not waited for again.
+        whole = self.writer.close(stall=STALL_S if flushed else 0)
+        if whole and self._directory is not None:
+            # Else the thread may still write: the directory stays ours as long as this process is.
+            self._directory.release()
+        self._say_goodbye(whole)
+
+    def _say_goodbye(self, whole: bool) -> None:
+        lost = {
+            name: counts.dropped + counts.pending
+            for name, counts in self.writer.counts().items()
+            if counts.dropped or counts.pending
+        }
+        if lost or not whole:
+            told = ", ".join(f"{name} {n}" for name, n in lost.items()) or "the summary"
+            logger.warning("otel-grpo: not written: %s (run %s, %s)", told, self.run_id, self.path)
+        elif self.path is not None:
+            tell(f"run {self.run_id} is recorded in {self.path}")
+
+    # --- on the writer's thread
+
+    def tick(self) -> None:
+        self._sources.release()
+        self._write_summary()
+
+    def _prepare_directory(self) -> None:
+        """First of all: the earlier attempts' totals, then run.json and a running summary."""
+        if self._directory is None:
+            return
+        if self.attempt > 1:
+            self._recorder.earlier = load_earlier(self._directory.path, self.attempt)
+        self._write_run_file()
+        self._write_summary()
+
+    def _write_run_file(self) -> None:
+        if self._directory is not None:
+            self._directory.write_run_file(self._recorder.attempt)
+
+    def _written(self, sink: str, item: Any, line_hash: str | None) -> None:
+        if sink == "metrics_raw" and line_hash is not None:
+            self._recorder.written(item, line_hash)
+            if item.scope != "update" and self._clock.now() >= self._summary_due_ns:
+                self._write_summary()
+        elif sink == "workers":
+            self._recorder.totals.add_line(item)
+
+    def _write_summary(self) -> None:
+        if self._directory is None:
+            return
+        now = self._clock.now()
+        self._summary_due_ns = now + SUMMARY_EVERY_NS
+        over = self._recorder.totals.run_record is not None
+        summary = self._recorder.summary(now, self._sources.open_window())
+        atomic_write(self._directory.summary, encode_summary(summary), fsync=over)
+
+    def _observe(self) -> Observed:
+        return Observed(
+            process_ns=lifecycle.process_ns(),
+            self_ns=self._sources.self_ns(),
+            errors=self._guard.snapshot(),
+            sinks=self.writer.counts(),
+            time_unix_ns=self._clock.now(),
+        )
+
+
+def _warn_of_loss(sink: str, reason: str, message: str) -> None:
+    logger.warning("otel-grpo: %s (training goes on)", message)

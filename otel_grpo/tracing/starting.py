@@ -1,0 +1,181 @@
+"""Starting a run: its directory, its attempt, its tracers. Whatever fails here, the training starts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from otel_grpo import semconv
+from otel_grpo.core.clock import Clock, boot_id
+from otel_grpo.records import rundir
+from otel_grpo.records.files import errno_name
+from otel_grpo.records.model import Attempt, ClockPair, Device, Trainer, World
+from otel_grpo.tracing import given, sanitize
+from otel_grpo.tracing.guard import Guard, is_true, logger
+from otel_grpo.tracing.output import Output
+from otel_grpo.tracing.processor import AccountProcessor
+from otel_grpo.tracing.provider import Tracers, resource
+from otel_grpo.tracing.run import Readings, Run
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from otel_grpo.records.rundir import RunDir
+    from otel_grpo.tracing.recorder import DeviceRoles
+
+
+def start(
+    run_dir: str | os.PathLike[str] | None = None,
+    *,
+    trainer: str,
+    algorithm: str | None = None,
+    trainer_version: str | None = None,
+    adapter_version: str | None = None,
+    config: Any = None,
+    run_id: str | None = None,
+    devices: Sequence[Device] = (),
+    roles: DeviceRoles | None = None,
+    readings: Readings | None = None,
+    role: str = "driver",
+    base: Mapping[str, int] | None = None,
+    tracer_provider: TracerProvider | None = None,
+    clock: Clock | None = None,
+    guard: Guard | None = None,
+) -> Run:
+    """Start a run (see `otel_grpo.start_run`). Never raises: a run that can't start is not live."""
+    guard = guard or Guard()
+    run = Run(guard)
+    if is_true(os.environ.get("OTEL_GRPO_DISABLED")):
+        return run
+    try:
+        run_id = run_id or os.environ.get("OTEL_GRPO_RUN_ID") or None
+        if run_id is not None:
+            run_id = sanitize.label(run_id)
+        directory, unwritable = _open_directory(run_dir, run_id)
+        run_id = directory.run_id if directory is not None else run_id or os.urandom(8).hex()
+        role = re.sub(r"[^A-Za-z0-9._-]+", "_", sanitize.label(role))
+        run.clock = clock or Clock.read()
+        run.readings = readings
+        attempt = _attempt(
+            run.clock,
+            number=1 if directory is None else directory.attempt,
+            trainer=Trainer(
+                sanitize.label(trainer),
+                *(
+                    None if text is None else sanitize.label(text)
+                    for text in (trainer_version, adapter_version, algorithm)
+                ),
+            ),
+            devices=devices,
+            config=config,
+            base=_base(guard, base or {}),
+        )
+        output = Output(
+            directory,
+            unwritable,
+            run_id=run_id,
+            attempt=attempt,
+            clock=run.clock,
+            guard=guard,
+            devices=roles,
+            trained=run.ledger.trained,
+            role=role,
+            sources=run.sources(),
+        )
+        processor = AccountProcessor(run.account, guard, output.span)
+        tracers = Tracers(
+            resource(
+                {
+                    semconv.RL_SYSTEM: attempt.trainer.name,
+                    semconv.RL_SYSTEM_VERSION: attempt.trainer.version,
+                    semconv.RL_ALGORITHM: attempt.trainer.algorithm,
+                    semconv.RUN_ID: run_id,
+                    semconv.ATTEMPT: attempt.attempt,
+                    semconv.ROLE: role,
+                    semconv.RANK: 0,
+                    semconv.RL_WORLD_SIZE: attempt.world.size,
+                }
+            ),
+            processor,
+            tracer_provider,
+        )
+        run.begin(output, processor, tracers, attempt.started_unix_ns, role)
+    except Exception as error:
+        run.live = False
+        guard.fault("run.start", error)
+    return run
+
+
+def _attempt(
+    clock: Clock,
+    *,
+    number: int,
+    trainer: Trainer,
+    devices: Sequence[Device],
+    config: Any,
+    base: dict[str, int],
+) -> Attempt:
+    return Attempt(
+        attempt=number,
+        started_unix_ns=clock.now(),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        clock=ClockPair(boot_id(), clock.unix_ns, clock.perf_ns),
+        trainer=trainer,
+        world=World(1, list(devices)),
+        config_fingerprint=fingerprint(config),
+        base=base,
+    )
+
+
+def _base(guard: Guard, base: Mapping[str, int]) -> dict[str, int]:
+    try:
+        return {sanitize.label(name): given.natural(n, name) for name, n in base.items()}
+    except Exception as error:  # the run starts without it
+        guard.misuse("base", f"base: {error}")
+        return {}
+
+
+def _open_directory(
+    run_dir: str | os.PathLike[str] | None, run_id: str | None
+) -> tuple[RunDir | None, str | None]:
+    """The directory, or why there is none: then the run only counts what is lost."""
+    asked = run_dir or os.environ.get("OTEL_GRPO_RUN_DIR") or None
+    try:
+        directory = rundir.open_run_dir(
+            None if asked is None else Path(asked), run_id or os.environ.get("OTEL_GRPO_RUN_ID")
+        )
+    except rundir.RunDirError as error:
+        logger.warning("otel-grpo: nothing is recorded (training goes on): %s", error)
+        return None, errno_name(error)
+    if directory.warning:
+        logger.warning("otel-grpo: %s", directory.warning)
+    return directory, None
+
+
+def fingerprint(config: Any) -> str | None:
+    """SHA-256 over a configuration, so that two runs can be told apart without recording it."""
+    if config is None:
+        return None
+    try:
+        data = msgspec.json.encode(config, order="sorted", enc_hook=_plain)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return hashlib.sha256(data).hexdigest()
+
+
+def _plain(value: Any) -> str:
+    # Whatever it is tells configurations apart, but for a tensor, which is not read.
+    return sanitize.label(value) if hasattr(type(value), "__array__") else str(value)
+
+
+def dormant() -> Run:
+    """A run that records nothing: every call is a no-op."""
+    return Run(Guard())
