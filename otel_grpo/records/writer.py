@@ -15,7 +15,9 @@ No line is synced to the device on its own: a line that was written survives the
 but not a power cut. Every file is synced once, when the writer is closed.
 
 Each line is one ``write()`` on an ``O_APPEND`` descriptor. A line that the disk took only in part is
-taken back, so that a file holds whole lines only; later lines are tried again.
+taken back, so that a file holds whole lines only; later lines are tried again. One cut is out of
+our hands: SIGKILL may stop the kernel between two pages of a long line, the last of its file.
+Readers set it apart.
 """
 
 from __future__ import annotations
