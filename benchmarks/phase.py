@@ -71,7 +71,7 @@ def rows(**_: Any) -> Iterator[Row]:
 
 def _against(what: str, ours: list[float], theirs: list[float], goal: float) -> Row:
     value = ratio(ours, theirs)
-    return Row(f"one phase / {what}", f"{value:.2f} x", f"<= {goal} x", value <= goal)
+    return Row(f"one phase / {what}", f"{value:.3f} x", f"<= {goal} x", value <= goal)
 
 
 def _bare_provider() -> TracerProvider:

@@ -47,7 +47,7 @@ class AccountProcessor(SpanProcessor):
         try:
             attributes = attributes_of(span)
             if (phase := attributes.get(semconv.PHASE)) is not None:
-                self._account.start(_row(span, sanitize.label(phase), attributes))
+                self._account.start(_row(span, phase, attributes))
         except Exception as error:
             self._guard.fault("processor.on_start", error)
 
@@ -77,13 +77,15 @@ class AccountProcessor(SpanProcessor):
         flags = _flags(span, attributes)
         if self._account.end(span.context.span_id, end, flags) is None:
             # The phase was set after the start.
-            row = _row(span, sanitize.label(phase), attributes)
+            row = _row(span, phase, attributes)
             row.end, row.flags = end, row.flags | flags
             self._account.add(row)
 
 
-def _row(span: ReadableSpan, phase: str, attributes: Mapping[str, Any]) -> Row:
-    flags = FOREIGN if _is_foreign(span) else 0
+def _row(span: ReadableSpan, phase: Any, attributes: Mapping[str, Any]) -> Row:
+    flags = 0
+    if _is_foreign(span):
+        flags, phase = FOREIGN, sanitize.label(phase)
     if attributes.get(semconv.OWN):
         flags |= OWN_LOG
     parent = span.parent
