@@ -66,8 +66,17 @@ def _finish_all() -> None:
     for run in _runs.copy():  # each takes itself off the list
         told = error or run.ended_by
         # Left inside an iteration without an exception that we know of: sys.exit, or a thread's end.
-        cut = told is None and run.window is not None
+        cut = told is None and (run.window is not None or _forgets_exceptions())
         run.finish("interrupted" if cut else None, error=told)
+
+
+def _forgets_exceptions() -> bool:
+    """A multiprocessing child since Python 3.13: its exception, if any, was printed and is gone.
+
+    A run that nobody finished there is not said to be complete.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    return sys.version_info >= (3, 13) and process is not None and bool(process.parent_process())
 
 
 def _forget_all() -> None:
