@@ -43,8 +43,11 @@ class Iteration:
         self.open()
         # Only for a block: a window that is opened here and closed there would leave it behind.
         if self._owner and self._window is not None and self._run.shared:
-            self._outside = otel_context.get_current()
-            otel_context.attach(set_span_in_context(self._window.span, self._outside))
+            try:
+                self._outside = otel_context.get_current()
+                otel_context.attach(set_span_in_context(self._window.span, self._outside))
+            except Exception as error:
+                self._run.guard.fault("iteration.context", error)
         return self
 
     def __exit__(
@@ -96,6 +99,8 @@ class Iteration:
         Args:
             name: a canonical phase (``generation``, ``reward``, ``adv_pipeline``, ...) or your own.
             attributes: of the span; tensors and objects are recorded by their type's name.
+                ``{"rl.device.synced": False}`` says that the phase only starts work on a device and
+                does not wait for it.
             parent: the phase that this one is part of where the context does not tell: in threads.
             start_ns: Unix nanoseconds of the run's clock; default: when it is entered.
         """
@@ -198,6 +203,7 @@ class Iteration:
         *,
         nominal: int | None = None,
         start_ns: int | None = None,
+        attributes: Mapping[str, Any] | None = None,
     ) -> Update:
         """Context manager around one optimizer step, on all workers.
 
@@ -205,6 +211,7 @@ class Iteration:
             samples: the visits that it is made from; default: all since the last update.
             nominal: samples of a full update; one of fewer samples is counted as `partial`.
             start_ns: Unix nanoseconds of the run's clock; default: when it is entered.
+            attributes: of its span.
         """
         checked = self._run._checked
         return Update(
@@ -212,6 +219,7 @@ class Iteration:
             checked("update", samples, lambda s: sum(len(v.indices) for v in given.visits(s))),
             checked("update", nominal, lambda n: given.natural(n, "nominal")),
             start_ns,
+            attributes,
         )
 
     def publication(

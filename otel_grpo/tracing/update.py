@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from otel_grpo import semconv
 from otel_grpo.tracing import given, sanitize
 from otel_grpo.tracing.phase import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from otel_grpo.tracing.run import Run
@@ -24,6 +24,7 @@ class Update:
         samples: int | None,
         nominal: int | None,
         start_ns: int | None = None,
+        attributes: Mapping[str, Any] | None = None,
     ) -> None:
         self.nominal = nominal
         self.samples = samples
@@ -31,7 +32,7 @@ class Update:
         self.reason: str | None = None
         self.ranks: tuple[int, ...] = ()
         self.end_ns: int | None = None
-        self.phase = Phase(run, semconv.OPTIMIZER, start_ns=start_ns)
+        self.phase = Phase(run, semconv.OPTIMIZER, attributes, start_ns=start_ns)
         self._run = run
         self._open = False
         self._refused = False

@@ -24,6 +24,19 @@ if TYPE_CHECKING:
 # Where TRL's profiling contexts send their figures; without one of these they log nothing.
 _PROFILING_SINKS = frozenset({"wandb", "mlflow", "trackio"})
 
+# Phases that leave work on the device when they end: their time is what the host waited for.
+_DEVICE_PHASES = frozenset(
+    {
+        semconv.GENERATION,
+        semconv.ADV_PIPELINE,
+        semconv.LOGPROB_OLD,
+        semconv.LOGPROB_REF,
+        semconv.POLICY_TRAIN,
+        semconv.OPTIMIZER,
+        semconv.EVALUATION,
+    }
+)
+
 
 class Session:
     """State of one `GRPOTrainer.train` call; every hook but the profiling ones runs on its thread."""
@@ -32,6 +45,7 @@ class Session:
         self.trainer = trainer
         self.run = run
         self.thread = threading.get_ident()
+        self._asynchronous = trainer.accelerator.device.type != "cpu"
         self._iteration: Iteration | None = None
         self._entered = False  # the open window has a generation or a training step
         self._rollouts = 0
@@ -92,7 +106,13 @@ class Session:
         """None outside a window: start-up and shutdown have no phases."""
         if self._iteration is None:
             return None
-        return self._iteration.phase(phase, start_ns=at_ns).start()
+        attributes = self._attributes(phase)
+        return self._iteration.phase(phase, attributes=attributes, start_ns=at_ns).start()
+
+    def _attributes(self, phase: str) -> dict[str, Any] | None:
+        if self._asynchronous and phase in _DEVICE_PHASES:
+            return {semconv.DEVICE_SYNCED: False}
+        return None
 
     def _own_work(self, at_ns: int | None = None) -> Phase:
         """Context manager around what this plugin does on the training thread: it is a log."""
@@ -310,6 +330,7 @@ class Session:
         self._update = self._iteration.update(
             nominal=args.gradient_accumulation_steps * args.per_device_train_batch_size,
             start_ns=at_ns,
+            attributes=self._attributes(semconv.OPTIMIZER),
         ).start()
 
     def _auxiliary_phase(self, model: Any) -> str:
