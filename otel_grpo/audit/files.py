@@ -13,6 +13,9 @@ from otel_grpo.audit.laws import is_id
 from otel_grpo.audit.report import Findings, InputFault
 from otel_grpo.records.model import PublicationCompleted, WindowOpened
 
+# JSON can be nested deeper than a parser follows.
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
 
 class _Span(msgspec.Struct):
     traceId: str  # noqa: N815 - OTLP's name
@@ -61,7 +64,7 @@ def check_spans(folder: Path, findings: Findings) -> None:
         for file, number, line in _lines(folder, findings):
             try:
                 request = decoder.decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except _UNREADABLE as error:
                 raise InputFault(file, number, f"not an OTLP request: {error}") from error
             for resource in request.resourceSpans:
                 for scope in resource.scopeSpans:
@@ -132,7 +135,7 @@ class Workers:
                 if kind not in {"window_opened", "publication_completed"}:
                     continue
                 notice = msgspec.json.decode(line, type=WindowOpened | PublicationCompleted)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except _UNREADABLE as error:
                 raise InputFault(file, number, str(error)) from error
             findings.equal(file, number, "run_id", notice.run_id, run_id, "one run id in all lines")
             if isinstance(notice, WindowOpened):

@@ -8,10 +8,14 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from otel_grpo.cli.problem import Problem
+
+if TYPE_CHECKING:
+    from otel_grpo.records.model import Summary
 
 
 @click.command()
@@ -27,13 +31,13 @@ def finish(run_dir: Path, as_json: bool) -> None:
 
     from otel_grpo.cli.load import check_directory, clear_errors
     from otel_grpo.cli.text import count, visible
-    from otel_grpo.records.summary import encode_summary, summarize
+    from otel_grpo.records.summary import encode_summary
 
     check_directory(run_dir)
     path = run_dir / "summary.json"
     with _alone(run_dir), clear_errors():
         before = path.read_bytes() if path.exists() else None
-        summary = summarize(run_dir)
+        summary = _summarize(run_dir)
         after = encode_summary(summary)
         if before != after:
             _replace(path, after)
@@ -49,6 +53,21 @@ def finish(run_dir: Path, as_json: bool) -> None:
         f"{summary.status}: {count(windows.complete + windows.partial, 'window')} and "
         f"{windows.aborted} aborted; records: {records}"
     )
+
+
+def _summarize(run_dir: Path) -> Summary:
+    from otel_grpo.records.reader import BadInput
+    from otel_grpo.records.summary import summarize
+
+    try:
+        return summarize(run_dir)
+    except BadInput:
+        raise
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        # Well-formed lines, but not ones that we wrote: columns of unequal length, say.
+        what = f"its records hold what can't be added up ({type(error).__name__}: {error})"
+        mend = "`otel-grpo audit` says which line"
+        raise Problem(what, where=str(run_dir), mend=mend) from error
 
 
 @contextlib.contextmanager

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 #: A line that is longer is not a record of ours.
 LONGEST_LINE = 1 << 28
 
+# JSON can be nested deeper than a parser follows.
+_UNREADABLE = (msgspec.MsgspecError, RecursionError)
+
 T = TypeVar("T")
 
 
@@ -132,13 +135,13 @@ def _document(path: Path, kind: type[T]) -> T:
         raise BadInput(path, "is empty")
     try:
         schema = msgspec.json.decode(raw, type=_Schema).schema
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise BadInput(path, f"is not a JSON object ({_reason(error)})") from None
     if schema != SCHEMA:
         raise BadInput(path, _wrong_schema(schema))
     try:
         return msgspec.json.decode(raw, type=kind)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise BadInput(path, f"is not what {SCHEMA} says ({_reason(error)})") from None
 
 
@@ -150,7 +153,7 @@ def _typed(
     for line in read_lines(path):
         try:
             value = decode(line.raw)
-        except msgspec.MsgspecError as error:
+        except _UNREADABLE as error:
             if not _is_torn(line.raw):
                 raise BadLine(path, line.number, _what_is_wrong(line.raw, error)) from None
             torn.append(line)
@@ -182,7 +185,7 @@ def _is_torn(raw: bytes) -> bool:
     try:
         # Half a number is malformed, not truncated, to a parser: leave it out.
         msgspec.json.decode(rest.rstrip(b"0123456789+-.eE"))
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         return "truncated" in str(error)
     return False
 
@@ -194,7 +197,7 @@ def _what_is_wrong(raw: bytes, error: Exception) -> str:
         schema = msgspec.json.decode(raw, type=_Schema).schema
     except msgspec.ValidationError:
         pass  # JSON, but not an object
-    except msgspec.MsgspecError:
+    except _UNREADABLE:
         return f"is not JSON ({_reason(error)}): delete the line, or restore it from a copy"
     else:
         if schema is not None and schema != SCHEMA:

@@ -274,8 +274,9 @@ def test_bad_lines_of_other_files(files, tmp_path):
     spans, workers = folder / "spans/driver-0-7.jsonl", folder / "workers/driver-0-7.jsonl"
     for path, line in ((spans, 2), (workers, 5)):
         before = path.read_bytes()
-        path.write_bytes(before + b"garbage\n")
-        only_input(audit(folder), f"{path.parent.name}/{path.name}", line)
+        for bad in (b"garbage", b'{"x":' + b"[" * 100_000):
+            path.write_bytes(before + bad + b"\n")
+            only_input(audit(folder), f"{path.parent.name}/{path.name}", line)
         path.write_bytes(before + b'{"torn')
         report = audit(folder)
         assert report.exit_status == 0

@@ -146,6 +146,29 @@ def test_a_bad_line_is_named(real: Path, call: Any) -> None:
     assert (real / "summary.json").read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [("attributes", "memory", {"host": []}), ("metrics", "publications", None)],
+)
+def test_records_that_can_t_be_added_up_are_said(
+    real: Path, call: Any, part: str, name: str, value: Any
+) -> None:
+    """Lines of the right types that no writer of ours made: bad input, not a fault of ours."""
+    lines = [json.loads(line) for line in (real / "metrics_raw.jsonl").read_text().splitlines()]
+    inside = next(line for line in lines if line["kind"] == "rollout")[part]
+    if value is None:
+        del inside[name]
+    else:
+        inside[name] = {**inside[name], **value}
+    (real / "metrics_raw.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    before = (real / "summary.json").read_bytes()
+    result = call("finish", real)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"otel-grpo: {real}: its records hold what can't be added up")
+    assert (real / "summary.json").read_bytes() == before
+    assert call("audit", real).exit_code == 1
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_directory_that_can_t_be_written_is_said(real: Path, call: Any) -> None:
     (real / "summary.json").unlink()

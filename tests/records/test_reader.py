@@ -121,6 +121,7 @@ def test_cut_line_in_the_middle(run_dir, line):
         (b"{}", "is not a record of otel-grpo/1"),
         (b'{"schema":"otel-grpo/9","kind":"rollout"}', "has schema otel-grpo/9, but this version"),
         (b'{"schema":"other","kind":"rollout"}', "was written by another tool"),
+        (b'{"x":' + b"[" * 100_000, "is not JSON"),
     ],
 )
 @pytest.mark.parametrize("place", ["first", "middle", "last", "before an attempt"])
@@ -174,6 +175,7 @@ def test_nothing_to_read(tmp_path, run_dir):
         (b'{"schema": 1}', "was written by another tool: its schema is 1"),
         (b'{"schema": "otel-grpo/3"}', "has schema otel-grpo/3, but this version reads"),
         (b'{"schema": "otel-grpo/1", "run_id": 5}', "is not what otel-grpo/1 says .*run_id"),
+        (b'{"x": ' + b"[" * 100_000, "is not a JSON object"),
     ],
 )
 def test_bad_documents(tmp_path, content, why):
