@@ -159,13 +159,19 @@ class Output:
         self._write_summary()
 
     def _prepare_directory(self) -> None:
-        """First of all: the earlier attempts' totals, then run.json and a running summary."""
+        """First of all: run.json, then the earlier attempts' totals and a running summary.
+
+        Without its entry in run.json nobody could read this attempt, so it waits for no other one:
+        the files of those may be long, or damaged.
+        """
         if self._directory is None:
             return
-        if self.attempt > 1:
-            self._recorder.earlier = load_earlier(self._directory.path, self.attempt)
         self._write_run_file()
-        self._write_summary()
+        try:
+            if self.attempt > 1:
+                self._recorder.earlier = load_earlier(self._directory.path, self.attempt)
+        finally:
+            self._write_summary()
 
     def _write_run_file(self) -> None:
         if self._directory is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import otel_grpo
 from otel_grpo.records import reader
 from otel_grpo.records.model import CONTINUED, OPEN_AT_END, OWN_LOG, Device
 from otel_grpo.records.summary import summarize
@@ -334,6 +335,23 @@ def test_attempts_in_one_directory(clock: FakeClock, tmp_path: Path) -> None:
     assert [line.value.seq for line in lines] == list(range(len(lines)))
     assert len({line.value.run_id for line in lines}) == 1
     assert [a.attempt for a in reader.read_run_file(path).attempts] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("place", ["metrics_raw.jsonl", "workers"])
+def test_attempt_after_a_damaged_one(clock: FakeClock, tmp_path: Path, place: str) -> None:
+    """It is in run.json, and numbered on from there, whatever the files before it hold."""
+    path = tmp_path / "run"
+    one_attempt(path, clock, completed)
+    (path / "summary.json").unlink()
+    damaged = path / place if place != "workers" else next((path / place).iterdir())
+    damaged.write_bytes(b"garbage\n" + damaged.read_bytes())
+    for number in (2, 3):
+        with otel_grpo.start_run(path, trainer="test") as run, run.iteration():
+            pass
+        summary = reader.read_summary(path)
+        assert (summary.attempt, summary.status) == (number, "completed")
+        attempts = [a.attempt for a in reader.read_run_file(path).attempts]
+        assert attempts == list(range(1, number + 1))
 
 
 def test_figures_of_a_whole_run(clock: FakeClock, tmp_path: Path) -> None:
