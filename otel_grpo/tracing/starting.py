@@ -166,7 +166,7 @@ def fingerprint(config: Any) -> str | None:
         return None
     try:
         data = msgspec.json.encode(config, order="sorted", enc_hook=_plain)
-    except (ValueError, TypeError, RecursionError):
+    except Exception:  # whatever a user's object raises
         return None
     return hashlib.sha256(data).hexdigest()
 

@@ -280,7 +280,12 @@ def test_config_that_cannot_be_read_is_no_obstacle(clock: FakeClock) -> None:
     """A configuration that can't be encoded has no fingerprint; the run is recorded."""
     circle: dict[str, Any] = {}
     circle["self"] = circle
-    for config in (circle, {"a": "\ud800"}, {"t": Tensor()}, {1: 1, "a": 2}):
+
+    class Mute:
+        def __str__(self) -> str:
+            raise KeyError("no text")
+
+    for config in (circle, {"a": "\ud800"}, {"t": Tensor()}, {1: 1, "a": 2}, {"m": Mute()}):
         with recorded_run(clock=clock, config=config, strict=False) as recorded:
             with recorded.run.iteration():
                 clock.advance(1)
