@@ -8,8 +8,8 @@ exit (SIGKILL, ``os._exit``) may lose is therefore what stands in the queue:
   in the queue is what it takes to build and write one line, about a millisecond for small records;
 * items of a batched sink (spans) are collected and written every `COLLECT_S` (0.2 s), or as soon as
   half of the sink's bound is reached;
-* no more than the bound of each sink, see `BOUNDS`. What comes on top is dropped and counted
-  (``queue_full``).
+* no more than the bound of each sink, see `BOUNDS`, and what the caller had `held` until then. What
+  else comes on top is dropped and counted (``queue_full``).
 
 No line is synced to the device on its own: a line that was written survives the end of the process,
 but not a power cut. Every file is synced once, when the writer is closed.
@@ -171,14 +171,18 @@ class Writer:
             self._thread = threading.Thread(target=self._run, name="otel-grpo-writer", daemon=True)
             self._thread.start()
 
-    def put(self, name: str, item: Any) -> bool:
-        """Hand an item over; False if it was dropped. Never blocks on a file."""
+    def put(self, name: str, item: Any, *, held: bool = False) -> bool:
+        """Hand an item over; False if it was dropped. Never blocks on a file.
+
+        One that was `held` in memory until now is taken even where the queue is full.
+        """
         state = self._states[name]
         with self._lock:
             batch, waiting = state.batch, state.pending
             if batch is not None:
                 waiting += len(batch)
-            if waiting >= state.bound and not self._still_takes(state):
+            full = waiting >= state.bound and not (held and state.bound)
+            if full and not self._still_takes(state):
                 return self._refuse(state)
             # An item that is interrupted on its way here is queued and counted, or neither.
             if batch is not None:

@@ -106,14 +106,16 @@ class Output:
     def span(self, span: ReadableSpan) -> None:
         self.writer.put("spans", span)
 
-    def rollout(self, closed: ClosedWindow) -> None:
-        self.writer.put("metrics_raw", partial(self._recorder.rollout, closed))
+    def rollout(self, closed: ClosedWindow, *, held: bool) -> bool:
+        return self.writer.put("metrics_raw", partial(self._recorder.rollout, closed), held=held)
 
     def train(self, draft: UpdateDraft) -> None:
         self.writer.put("metrics_raw", partial(self._recorder.train, draft))
 
     def run(self, status: RunStatus, ended_ns: int, applied: int, ids: tuple[str, str]) -> None:
-        self.writer.put("metrics_raw", partial(self._recorder.run, status, ended_ns, applied, ids))
+        record = partial(self._recorder.run, status, ended_ns, applied, ids)
+        # One, whatever waits before it: without it the attempt would count as killed.
+        self.writer.put("metrics_raw", record, held=True)
 
     def flat(self, scalars: dict[str, Any]) -> None:
         self.writer.put("metrics", msgspec.json.encode(scalars))

@@ -341,6 +341,7 @@ class Run:
         """Hand over the records that wait for no publication any more, in the order of windows."""
         with self._lock:
             now = self.clock.now()
+            held = False
             for closed in list(self._closed)[:-1]:
                 if closed.deadline_ns is None:
                     closed.deadline_ns = max(now, closed.end_ns + PUBLICATION_DEADLINE_NS)
@@ -356,7 +357,9 @@ class Run:
                     publication.recorded = True
                     rows.append(publication.row(closed.end_ns))
                 closed.publications = rows
-                self.output.rollout(closed)
+                # Windows that waited come together, as many as there are: the queue is for those that
+                # the disk is too slow for.
+                held = self.output.rollout(closed, held=held)
                 self._closed.popleft()
 
     # --- updates, publications -------------------------------------------------------------------
@@ -401,7 +404,7 @@ class Run:
         event = self.ledger.update(
             start, end, count, update.nominal, update.status, update.reason, update.ranks
         )
-        if event.step not in self._uncovered:
+        if self._uncovered[-1:] != [event.step]:  # they grow; a loop may never log
             self._uncovered.append(event.step)
         context = None if span is None else span.get_span_context()
         return UpdateDraft(

@@ -151,6 +151,20 @@ def test_full_queue_drops_and_leaves_a_gap(tmp_path, notes, record):
     assert [warning[:2] for warning in notes.warnings] == [("raw", "queue_full")]
 
 
+def test_held_item_is_taken_over_the_bound(tmp_path, record):
+    """What stood in memory anyway is not dropped for want of room; a closed writer takes nothing."""
+    path = tmp_path / "raw.jsonl"
+    writer = Writer([Sink("raw", path, 2, chained=True), Sink.nowhere("lost", "EACCES")])
+    assert [writer.put("raw", record(), held=n > 1) for n in range(5)] == [True] * 5
+    assert not writer.put("raw", record())
+    assert not writer.put("lost", record(), held=True)
+    writer.start()
+    assert writer.close()
+    assert not writer.put("raw", record(), held=True)
+    assert len(lines(path)) == 5
+    assert writer.counts()["raw"] == SinkCounts(7, 5, 2, 0, {"queue_full": 1, "closed": 1})
+
+
 def test_batched_items_share_lines(tmp_path):
     """Spans are collected: many items on one line, in order, none lost."""
     path = tmp_path / "spans.jsonl"

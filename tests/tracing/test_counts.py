@@ -12,6 +12,7 @@ from otel_grpo.devices import Reading
 from otel_grpo.records import reader
 from otel_grpo.records.model import PublicationCompleted
 from otel_grpo.records.summary import summarize
+from otel_grpo.records.writer import BOUNDS
 from otel_grpo.testing import FakeClock, RecordedRun, recorded_run
 from otel_grpo.tracing.run import PUBLICATION_DEADLINE_NS
 
@@ -421,3 +422,38 @@ def test_snapshot_takes_a_reading_that_was_made_after_it(clock: FakeClock) -> No
             it.publication(2).completed()
     first, second = recorded.rollouts[0].attributes.publications
     assert (first.snapshot["process_rss"], second.snapshot["process_rss"]) == (1, 2)
+
+
+@pytest.mark.parametrize("first_only", [True, False])
+def test_windows_that_waited_are_all_recorded(
+    first_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many windows a publication held back, they are recorded when the run ends."""
+    monkeypatch.setitem(BOUNDS, "metrics_raw", 8)
+    windows = 40
+    with recorded_run() as recorded:
+        for number in range(windows):
+            with recorded.run.iteration() as it:
+                publication = it.publication(number)
+                if first_only and number:
+                    publication.completed()
+    assert len(recorded.rollouts) == windows
+    assert recorded.summary.status == "completed"
+    assert recorded.summary.observed.sinks["metrics_raw"].dropped == 0
+
+
+def test_updates_of_a_loop_that_never_logs_cost_the_same() -> None:
+    """What no log call covers is remembered without looking through all of it."""
+
+    class Steps(list[int]):
+        def __contains__(self, step: object) -> bool:
+            raise AssertionError("each update looks at all before it")
+
+    with recorded_run() as recorded:
+        recorded.run._uncovered = Steps()
+        for status in ("applied", "skipped", "applied"):
+            with recorded.run.iteration() as it, it.update() as update:
+                if status == "skipped":
+                    update.skip("overflow")
+        recorded.run.log_scalars({"loss": 1.0})
+    assert [record.attributes.covers for record in recorded.trains] == [[], [], [1, 2]]
