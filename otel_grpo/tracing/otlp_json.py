@@ -26,6 +26,7 @@ _SHORT = 128  # longer text is seldom the same twice
 _encode = msgspec.json.Encoder().encode
 _SAMPLED_AND_HAS_PARENT = 0x100  # flags bit 8: whether the parent is remote is known
 _REMOTE_PARENT = 0x200
+_TEXTS = frozenset({"exception.message", "exception.stacktrace"})
 
 
 def encode(spans: Iterable[ReadableSpan]) -> bytes:
@@ -80,7 +81,7 @@ def _span(span: ReadableSpan) -> dict[str, Any]:
             {
                 "timeUnixNano": str(event.timestamp),
                 "name": event.name,
-                "attributes": _attributes(event.attributes or {}),
+                "attributes": _attributes(_without_texts(event.attributes or {})),
             }
             for event in span.events
         ]
@@ -96,10 +97,14 @@ def _span(span: ReadableSpan) -> dict[str, Any]:
     if span.dropped_attributes:
         encoded["droppedAttributesCount"] = span.dropped_attributes
     if span.status.status_code.value:
+        # Without its message: the SDK puts an exception's text there.
         encoded["status"] = {"code": span.status.status_code.value}
-        if span.status.description:
-            encoded["status"]["message"] = span.status.description
     return encoded
+
+
+def _without_texts(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes of an event but for an exception's text, which may hold anything, prompts too."""
+    return {key: value for key, value in event.items() if key not in _TEXTS}
 
 
 def _attributes(attributes: Mapping[str, Any]) -> list[Any]:
