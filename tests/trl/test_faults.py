@@ -157,7 +157,7 @@ if {leave}:
             os._exit(7)
         return reward(**batch)
     tiny.right_or_digits = leaving
-sys.argv = ["train", "--output-dir", {output!r}, "--iterations", "200", "--max-tokens", "8"]
+sys.argv = ["train", "--output-dir", {output!r}, "--iterations", "100000", "--max-tokens", "8"]
 train_trl.main()
 """
 
@@ -200,10 +200,15 @@ def test_every_end_of_a_process(trl, tmp_path):
     for how in ENDS:
         (tmp_path / how).mkdir()
         processes[how] = start(tmp_path / how, how)
-    for how, process in processes.items():
-        if how != "os._exit":
-            wait_for_windows(process, tmp_path / how, 2)
-            process.send_signal(getattr(signal, how))
+    try:
+        for how, process in processes.items():
+            if how != "os._exit":
+                wait_for_windows(process, tmp_path / how, 2)
+                process.send_signal(getattr(signal, how))
+    except BaseException:
+        for process in processes.values():  # they would train for hours
+            process.kill()
+        raise
     for how, process in processes.items():
         directory = tmp_path / how
         _, told = process.communicate(timeout=120)
