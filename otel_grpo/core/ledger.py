@@ -42,7 +42,8 @@ COLUMNS = (
 class Samples:
     """Ids of samples of one rollout: ``(rollout_id, index)`` for each index, in order.
 
-    Slices and index lists give ids again: ``samples[:8]``, ``samples[[3, 1]]``.
+    Slices, index lists and masks give ids again: ``samples[:8]``, ``samples[[3, 1]]``. What names no
+    sample gives none and raises nothing: the training goes on where its batch could not be counted.
     """
 
     rollout_id: RolloutId
@@ -57,9 +58,15 @@ class Samples:
     def __getitem__(self, key: int | slice | Sequence[int]) -> Samples:
         if isinstance(key, slice):
             return Samples(self.rollout_id, self.indices[key])
-        if isinstance(key, int):
-            return Samples(self.rollout_id, [self.indices[key]])
-        return Samples(self.rollout_id, [self.indices[position] for position in key])
+        n = len(self.indices)
+        try:
+            keys = [key] if isinstance(key, (int, np.integer)) else list(key)
+            if len(keys) == n and all(isinstance(each, (bool, np.bool_)) for each in keys):
+                keys = [position for position, marked in enumerate(keys) if marked]
+            chosen = [self.indices[position] for position in keys if -n <= position < n]
+        except Exception:  # whatever a user's object raises
+            chosen = []
+        return Samples(self.rollout_id, chosen)
 
 
 class Batch(NamedTuple):

@@ -431,6 +431,11 @@ def test_trained_lengths_are_forgotten_oldest_first() -> None:
 def test_samples_are_ids() -> None:
     """Slices, lists and single positions give ids again."""
     samples = Samples("a", range(10, 18))
+    assert list(samples[np.int64(3)]) == list(samples[np.array([3])]) == [("a", 13)]
+    assert list(samples[[True, False] * 4]) == list(samples[np.arange(8) % 2 == 0])
+    assert list(samples[[True, False] * 4]) == list(samples[::2])
+    for nothing in (8, [8, -9], [], None, "x", [1.5]):
+        assert list(samples[nothing]) == []
     assert len(samples) == 8
     assert list(samples[:2]) == [("a", 10), ("a", 11)]
     assert list(samples[[3, 1]]) == [("a", 13), ("a", 11)]
