@@ -76,6 +76,7 @@ class Output:
             devices=devices,
             trained=trained,
             observe=self._observe,
+            on_error=guard.fault,
         )
         self.writer = Writer(
             rundir.nowhere(unwritable or "no_directory")

@@ -92,6 +92,7 @@ class Recorder:
         devices: DeviceRoles | None,
         trained: TrainedLengths,
         observe: Callable[[], Observed],
+        on_error: Callable[[str, Exception], object],
     ) -> None:
         self.attempt = attempt
         self.head: str | None = None
@@ -101,6 +102,7 @@ class Recorder:
         self._clock = clock
         self._devices = devices
         self._observe = observe
+        self._on_error = on_error
         self._trained = trained
 
     def rollout(self, closed: ClosedWindow) -> RolloutRecord | None:
@@ -113,7 +115,10 @@ class Recorder:
         attributes = _with_segments(attributes, times)
         metrics = build.rollout_metrics(attributes, times)
         window = closed.window
-        _end_loop_span(closed, attributes, metrics)
+        try:
+            _end_loop_span(closed, attributes, metrics)
+        except Exception as error:  # another processor's, in a shared provider: it costs no record
+            self._on_error("loop_span", error)
         context = window.span.get_span_context()
         return RolloutRecord(
             scope="iteration",

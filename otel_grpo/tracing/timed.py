@@ -11,7 +11,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span
 
 from otel_grpo import semconv
-from otel_grpo.tracing import lifecycle
+from otel_grpo.tracing import lifecycle, sanitize
 from otel_grpo.tracing.phase import current_phase, mark_failed
 from otel_grpo.tracing.run import Run
 
@@ -33,7 +33,7 @@ def timed(function: Any = None, /) -> Any:
     """
     if callable(function) or isinstance(function, (staticmethod, classmethod)):
         return _wrap(function, _name_of(function))
-    return lambda f: _wrap(f, function or _name_of(f))
+    return lambda f: _wrap(f, sanitize.label(function or _name_of(f)))
 
 
 def _name_of(function: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, TraceIdRatioBased
@@ -249,6 +249,21 @@ def test_provider_outlives_the_run(
         train(second, clock)
     check_complete(first)
     check_complete(second)
+
+
+def test_processor_that_fails_costs_no_record(clock: FakeClock, provider: TracerProvider) -> None:
+    """A fault of the user's own processor on our span is counted, and the window is recorded."""
+
+    class Failing(SpanProcessor):
+        def on_end(self, span: ReadableSpan) -> None:
+            if span.name == "rl.loop":
+                raise OSError("no back end")
+
+    provider.add_span_processor(Failing())
+    with recorded_run(clock=clock, tracer_provider=provider, strict=False) as recorded:
+        train(recorded, clock)
+    assert len(recorded.rollouts) == 1
+    assert recorded.summary.observed.errors == {"loop_span": 1}
 
 
 def test_resource_names_the_run(

@@ -284,7 +284,8 @@ def test_callables_without_a_name(clock: FakeClock) -> None:
         assert timed(functools.partial(max, 3))(1) == 3
         assert timed(Judge())(1) == -1
         assert timed("judge")(Judge())(2) == -2
-    assert set(durations(recorded)) == {"partial", "Judge", "judge"}
+        assert timed("judge \ud800")(Judge())(2) == -2
+    assert set(durations(recorded)) == {"partial", "Judge", "judge", "judge ?"}
 
 
 def test_without_a_run_nothing_happens(worker: Worker) -> None:
