@@ -12,8 +12,10 @@ Column = NDArray[Any]  # 64-bit integers, or objects where one of them is longer
 
 # Sums are left to numpy only where 64 bits can hold them.
 _SAFE = 1 << 62
-# Values of windows that wait to be merged into one table.
+# Values, and windows, that wait to be merged into one table: an array of few values takes as much
+# memory as one of a hundred.
 _MERGE_AT = 1_000_000
+_PARTS = 100
 
 
 def column(values: Sequence[int]) -> Column:
@@ -59,7 +61,7 @@ class Counted:
         """Adds the values of another one."""
         self._parts.extend(other._parts)
         self._size += sum(len(values) for values, _ in other._parts)
-        if self._size > _MERGE_AT:
+        if self._size > _MERGE_AT or len(self._parts) > _PARTS:
             self._compact()
             self._size = 0
 
