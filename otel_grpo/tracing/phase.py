@@ -10,6 +10,7 @@ from opentelemetry import context as otel_context
 from opentelemetry.trace import Span, Status, StatusCode, set_span_in_context
 
 from otel_grpo import semconv
+from otel_grpo.records.model import ERROR
 from otel_grpo.tracing import sanitize
 from otel_grpo.tracing.guard import ApiError
 
@@ -164,7 +165,16 @@ class Phase:
             return
         if error is not None:
             mark_failed(span, error)
-        span.end(end_time=end_ns)
+        try:
+            span.end(end_time=end_ns)
+        except Exception:
+            # Another processor of a shared provider failed, and ours may not have heard of the end.
+            run.account.end(span.get_span_context().span_id, end_ns, ERROR if error else 0)
+            raise
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
         # In another thread or context than the start's there is nothing to restore; and phases need
         # not end in the order that tokens of context variables would demand.
         if self._outside is not None and otel_context.get_current() is self._context:

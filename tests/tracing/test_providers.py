@@ -252,18 +252,22 @@ def test_provider_outlives_the_run(
 
 
 def test_processor_that_fails_costs_no_record(clock: FakeClock, provider: TracerProvider) -> None:
-    """A fault of the user's own processor on our span is counted, and the window is recorded."""
+    """A fault of the user's own processor on our spans is counted; phases end, windows are recorded."""
 
     class Failing(SpanProcessor):
         def on_end(self, span: ReadableSpan) -> None:
-            if span.name == "rl.loop":
+            if span.name in ("rl.loop", "rl.sample"):
                 raise OSError("no back end")
 
     provider.add_span_processor(Failing())
     with recorded_run(clock=clock, tracer_provider=provider, strict=False) as recorded:
         train(recorded, clock)
-    assert len(recorded.rollouts) == 1
-    assert recorded.summary.observed.errors == {"loop_span": 1}
+        assert trace.get_current_span() is trace.INVALID_SPAN
+    (record,) = recorded.rollouts
+    assert record.metrics["phase.generation.busy_ns"] == 3 * 10**9
+    assert record.metrics["phase.optimizer.busy_ns"] == record.metrics["phase.optimizer.top_ns"]
+    assert all(row[4] is not None for row in record.attributes.intervals)
+    assert recorded.summary.observed.errors == {"phase.stop": 1, "loop_span": 1}
 
 
 def test_resource_names_the_run(
