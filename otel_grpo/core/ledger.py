@@ -26,6 +26,8 @@ Run = tuple[RolloutId, int, int]
 # Trained lengths of earlier windows are kept for this many samples (4 bytes each): a visit of an
 # older one still counts, its tokens are then not known.
 HISTORY_SAMPLES = 4_000_000
+# And the ids of this many visits (8 bytes each) that wait for an update: a loop may report none.
+WAITING_SAMPLES = 4_000_000
 
 # The columns of evidence that `consumed` may give, one value per sample.
 COLUMNS = (
@@ -118,6 +120,7 @@ class Ledger:
         self.applied = 0
         self.pending = 0
         self._waiting: deque[Visit] = deque()  # visits that no update has taken, oldest first
+        self._unnamed = 0  # those before them, whose ids are forgotten
         self._known: dict[RolloutId, list[tuple[int, int]]] = {}
         self.trained = TrainedLengths()
 
@@ -150,28 +153,40 @@ class Ledger:
                 partial(self._waiting.append, visit),
                 partial(setattr, self, "pending", self.pending + len(visit.indices)),
             )
+            while self.pending - self._unnamed > WAITING_SAMPLES:
+                unnamed = self._unnamed + len(self._waiting[0].indices)
+                at_once(self._waiting.popleft, partial(setattr, self, "_unnamed", unnamed))
 
     def mark(self) -> LedgerMark:
         """What `take` and `update` change, to go `back_to` where one of them was interrupted."""
         return LedgerMark(
-            self.applied, self.pending, self._waiting.copy(), len(self.window.updates)
+            self.applied,
+            self.pending,
+            self._waiting.copy(),
+            self._unnamed,
+            len(self.window.updates),
         )
 
     def back_to(self, mark: LedgerMark) -> None:
         """Undo an update that was not told to its end."""
-        self.applied, self.pending, self._waiting, updates = mark
+        self.applied, self.pending, self._waiting, self._unnamed, updates = mark
         del self.window.updates[updates:]
 
     def take(self, samples: int | None = None) -> list[Visit]:
-        """The visits that an update is made from: the oldest `samples` waiting ones, or all."""
+        """The visits that an update is made from: the oldest `samples` waiting ones, or all.
+
+        Fewer are given where ids of the oldest are forgotten.
+        """
         if samples is None:
             taken, self._waiting = list(self._waiting), deque()
-            self.pending = 0
+            self.pending = self._unnamed = 0
             return taken
         if not 0 <= samples <= self.pending:
             raise ValueError(f"an update of {samples} samples after {self.pending} pending visits")
         taken = []
-        left = samples
+        unnamed = min(samples, self._unnamed)
+        left = samples - unnamed
+        self._unnamed -= unnamed
         while left:
             visit = self._waiting.popleft()
             if len(visit.indices) > left:
@@ -217,6 +232,7 @@ class LedgerMark(NamedTuple):
     applied: int
     pending: int
     waiting: deque[Visit]
+    unnamed: int
     updates: int
 
 

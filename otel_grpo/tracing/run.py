@@ -400,6 +400,7 @@ class Run:
         self, update: Update, window: Window, span: Span | None, end: int, count: int
     ) -> UpdateDraft:
         visits = self.ledger.take(count)
+        named = sum(len(visit.indices) for visit in visits)
         start = end if update.phase.start_ns is None else update.phase.start_ns
         event = self.ledger.update(
             start, end, count, update.nominal, update.status, update.reason, update.ranks
@@ -411,7 +412,7 @@ class Run:
             iteration=window.iteration,
             event=event,
             visits=visits,
-            trained=self.ledger.trained.total(visits),
+            trained=self.ledger.trained.total(visits) if named == count else None,
             rows=self.account.take_training(),
             trace_id=None if context is None else f"{context.trace_id:032x}",
             span_id=None if context is None else f"{context.span_id:016x}",

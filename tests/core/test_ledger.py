@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, given, settings, strategies as st
 
+from otel_grpo.core import ledger as ledger_module
 from otel_grpo.core.ledger import (
     Batch,
     Ledger,
@@ -442,3 +443,22 @@ def test_samples_are_ids() -> None:
     assert list(samples[-1]) == [("a", 17)]
     assert list(samples[2:6][[0, -1]]) == [("a", 12), ("a", 15)]
     assert len(samples[8:]) == 0
+
+
+def test_visits_that_no_update_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that reports no updates keeps counting; only the ids of the oldest are forgotten."""
+    monkeypatch.setattr(ledger_module, "WAITING_SAMPLES", 10)
+    ledger = Ledger()
+    for first in range(0, 28, 4):
+        ledger.visit([make_visit("a", range(first, first + 4))])
+    assert ledger.pending == 28
+    assert sum(len(visit.indices) for visit in ledger._waiting) == 8
+    mark = ledger.mark()
+    assert ledger.take(5) == []
+    assert visit_runs(ledger.take(17)) == [("a", 20, 2)]
+    assert ledger.pending == 6
+    ledger.back_to(mark)
+    assert visit_runs(ledger.take(None)) == [("a", 20, 8)]
+    assert (ledger.pending, ledger.take(0)) == (0, [])
+    ledger.visit([make_visit("a", [1, 2])])
+    assert visit_runs(ledger.take(2)) == [("a", 1, 2)]
