@@ -444,20 +444,18 @@ class Run:
     def _publication_completed(
         self, publication: Publication, at_ns: int | None, size: int | None, queue: int | None
     ) -> None:
+        completed_ns = self._instant("publication", at_ns)
+        # Without the lock: memory may be slow to read, and the training would wait for its thread.
+        readings = self._readings_after(completed_ns)
         with self._event("publication", self.window, window_needed=False):
             if not self.live:
                 return
             if publication.completed_ns is not None:
                 self._misuse("publication_twice", "a publication was completed twice")
                 return
-            publication.completed_ns = self._instant("publication", at_ns)
+            publication.completed_ns = completed_ns
             publication.bytes = self._checked("publication", size, _as_bytes)
             waiting = self._checked("publication", queue, _as_queue)
-            try:
-                readings = self._readings_after(publication.completed_ns)
-            except Exception as error:  # the publication counts without them
-                self.guard.fault("publication.snapshot", error)
-                readings = []
             publication.take_snapshot(readings, waiting)
             if publication.recorded:
                 self.output.worker(
@@ -473,15 +471,20 @@ class Run:
 
     def _readings_after(self, instant: int) -> Sequence[Reading]:
         """Memory after an instant: what this window read last if that was later, else a new one."""
-        read = [] if self.window is None else self.window.readings
+        window = self.window
+        read = [] if window is None else window.readings.copy()
         if read and read[-1][0] >= instant:
             return [reading for at, reading in read if at == read[-1][0]]
-        return [] if self.readings is None else self.readings()
+        try:
+            return self.readings() if self.live and self.readings is not None else []
+        except Exception as error:  # the publication counts without them
+            self.guard.fault("publication.snapshot", error)
+            return []
 
     def worker_call(self, method: str, duration_ns: int) -> None:
         """One call of a timed function that ended in the open window."""
-        with self._lock:
-            if self.window is not None:
+        with self._event("timed", self.window, window_needed=False) as window:
+            if window is not None and self.window is not None:
                 self.window.workers[method].append(duration_ns)
 
     # --- asked for by the writer's thread --------------------------------------------------------

@@ -457,3 +457,30 @@ def test_updates_of_a_loop_that_never_logs_cost_the_same() -> None:
                     update.skip("overflow")
         recorded.run.log_scalars({"loss": 1.0})
     assert [record.attributes.covers for record in recorded.trains] == [[], [], [1, 2]]
+
+
+def test_slow_reading_at_a_publication_blocks_no_other_thread() -> None:
+    """Memory is read on the thread that confirms; the training counts its samples meanwhile."""
+    asked, go_on = threading.Event(), threading.Event()
+
+    def readings() -> list[Reading]:
+        asked.set()
+        assert go_on.wait(30)
+        return []
+
+    with recorded_run(readings=readings) as recorded:
+        it = recorded.run.open_iteration()
+        receiver = threading.Thread(target=it.publication(1).completed)
+        receiver.start()
+        assert asked.wait(30)
+        free = recorded.run._lock.acquire(blocking=False)
+        if free:
+            recorded.run._lock.release()
+            it.consumed("r", n=4)
+        go_on.set()
+        receiver.join()
+        assert free
+        it.close(end_ns=recorded.run.clock.now())
+    (record,) = recorded.rollouts
+    assert record.metrics["samples.consumed"] == 4
+    assert record.metrics["publications"] == 1
