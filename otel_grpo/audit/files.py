@@ -53,10 +53,18 @@ def _lines(folder: Path, findings: Findings) -> Iterator[tuple[str, int, bytes]]
                     findings.add("note", file, number, "", "torn line at the end set apart")
 
 
-def check_spans(folder: Path, findings: Findings) -> None:
+def count_lines(path: Path) -> int:
+    """How many lines there are, 0 where there is no file; the last one may lack its end."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as lines:
+        return sum(1 for _ in lines)
+
+
+def check_spans(folder: Path, findings: Findings) -> int:
     """Ids in hex and not zero, ends not before starts, no span id twice in the whole run.
 
-    Eight bytes are kept for each span.
+    Eight bytes are kept for each span. Returns how many there are.
     """
     decoder, ids = msgspec.json.Decoder(_Request), array("Q")
 
@@ -71,7 +79,9 @@ def check_spans(folder: Path, findings: Findings) -> None:
                     for span in scope.spans:
                         yield file, number, span
 
+    count = 0
     for file, number, span in spans():
+        count += 1
         if is_id(span.spanId, 16):
             ids.append(int(span.spanId, 16))
         else:
@@ -89,7 +99,7 @@ def check_spans(folder: Path, findings: Findings) -> None:
     known = np.sort(np.frombuffer(ids, np.uint64)) if ids else np.zeros(0, np.uint64)
     repeated = set(known[1:][known[1:] == known[:-1]].tolist())
     if not repeated:
-        return
+        return count
     quiet, seen = Findings(), set[int]()
     findings, loud = quiet, findings
     for file, number, span in spans():
@@ -98,6 +108,7 @@ def check_spans(folder: Path, findings: Findings) -> None:
             loud.add("error", file, number, "spanId", "the same span id twice", span.spanId)
         elif value in repeated:
             seen.add(value)
+    return count
 
 
 class _Numbers:
@@ -126,10 +137,12 @@ class Workers:
         self.opened: dict[int, _Numbers] = {}
         self.late: dict[tuple[int, int, int], int] = {}  # attempt, iteration, version -> instant
         self.last: dict[int, int] = {}  # attempt -> the last instant of its lines
+        self.lines = 0
 
     def read(self, folder: Path, run_id: str, findings: Findings) -> None:
         """Takes in every file; lines of kinds that this version does not know are left alone."""
         for file, number, line in _lines(folder, findings):
+            self.lines += 1
             try:
                 kind = msgspec.json.decode(line, type=_Kind).kind
                 if kind not in {"window_opened", "publication_completed"}:

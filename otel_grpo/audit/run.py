@@ -12,7 +12,7 @@ from msgspec import UnsetType
 from otel_grpo.audit.attempt import AttemptAudit
 from otel_grpo.audit.chain import FILE, Chain
 from otel_grpo.audit.decode import Json, run_file, summary_file
-from otel_grpo.audit.files import Workers, check_spans
+from otel_grpo.audit.files import Workers, check_spans, count_lines
 from otel_grpo.audit.laws import Laws
 from otel_grpo.audit.report import Findings, InputFault, Report, State
 from otel_grpo.records.model import Observed, RunFile, Summary
@@ -90,7 +90,17 @@ class _Audit:
             self._compare(run, summary, raw)
         self._losses(summary)
         self._coverage()
-        check_spans(self.dir / "spans", self.findings)
+        spans = check_spans(self.dir / "spans", self.findings)
+        flat = count_lines(self.dir / "metrics.jsonl")
+        self._gone(summary, {"spans": spans, "workers": workers.lines, "metrics": flat})
+
+    def _gone(self, summary: Summary | None, found: dict[str, int]) -> None:
+        """No number rests on these files alone, so one may leave them out, but not unseen."""
+        sinks = {} if summary is None else summary.observed.sinks
+        for name, n in found.items():
+            if name in sinks and n < sinks[name].written:
+                message = f"{sinks[name].written} were written, {n} are in the files"
+                self.findings.add("warning", name, None, "", message)
 
     def _summary(self, run: RunFile) -> tuple[Summary | None, Json]:
         path = self.dir / _SUMMARY

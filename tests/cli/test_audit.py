@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import otel_grpo
+
 
 def change_a_digit(path: Path) -> None:
     """Of the tokens of the first window: 38 becomes 39."""
@@ -33,6 +35,24 @@ def test_a_changed_digit_fails(real: Path, call: Any) -> None:
     assert re.search(
         r"metrics_raw\.jsonl:\d: .*tokens\.total stored 39, recomputed 38", result.stdout
     )
+
+
+def test_lines_that_are_gone_are_said(call: Any, tmp_path: Path) -> None:
+    """No number rests on these files, so the verdict is the same; but nothing is lost silently."""
+    path = tmp_path / "run"
+    with otel_grpo.start_run(path, trainer="loop") as run, run.iteration():
+        run.log_scalars({"loss": 1.0})
+    assert "warning" not in call("audit", path).stdout
+    for name in ("spans", "workers", "metrics"):
+        folder = path / name
+        file = next(folder.iterdir()) if folder.is_dir() else path / "metrics.jsonl"
+        lines = file.read_bytes().splitlines(keepends=True)
+        file.write_bytes(b"".join(lines[:-1]))
+        result = call("audit", path)
+        assert result.exit_code == 0
+        assert re.search(
+            rf"^warning: {name}: \d+ were written, \d+ are", result.stdout, re.MULTILINE
+        )
 
 
 def test_the_exit_status_of_several_runs_is_the_worst(
