@@ -381,6 +381,33 @@ def test_figures_of_a_whole_run(clock: FakeClock, tmp_path: Path) -> None:
     assert summary.records == {"train": 3, "rollout": 3, "run": 1}
 
 
+def test_a_large_window_is_a_line_of_less_than_a_mib(clock: FakeClock, tmp_path: Path) -> None:
+    """8,192 samples of a wide spread of lengths, 1,024 groups, 100 spans, two visits each."""
+    path, n = tmp_path / "run", 8192
+    with recorded_run(path, clock=clock) as recorded, recorded.run.iteration() as it:
+        for _ in range(100):
+            with it.phase("generation"):
+                clock.advance(ns=123_456_789)
+        samples = it.consumed(
+            "rollout",
+            prompt_lengths=[100 + i * 7919 % 4000 for i in range(n)],
+            completion_lengths=[1 + i * 104_729 % 32_000 for i in range(n)],
+            trained_lengths=[1 + i * 104_729 % 32_000 for i in range(n)],
+            environment_lengths=[i * 31 % 5000 for i in range(n)],
+            groups=[i // 8 for i in range(n)],
+            versions=[0] * n,
+            truncated=[i % 5 == 0 for i in range(n)],
+        )
+        for _ in range(2):
+            it.trained(samples)
+            with it.update(samples):
+                pass
+    line = max((path / "metrics_raw.jsonl").read_bytes().splitlines(), key=len)
+    assert 2**16 < len(line) < 2**20
+    (window,) = recorded.rollouts
+    assert window.metrics["samples.visits"] == 2 * n
+
+
 def test_two_runs_at_once(clock: FakeClock, tmp_path: Path) -> None:
     """A directory in use is left alone: the second run goes to a sibling, both are whole."""
     with recorded_run(tmp_path / "run", clock=clock) as one:
