@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import sys
@@ -62,12 +63,19 @@ class Commands(click.Group):
     ) -> NoReturn:
         arguments = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
+        for stream in (sys.stdout, sys.stderr):
+            # A name that this terminal has no letters for is shown escaped, and the rest as it is.
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         try:
             status = super().main(arguments, prog_name, **extra)
         except click.ClickException as problem:
             status = _report(problem, arguments)
         except (click.Abort, KeyboardInterrupt):
             status = INTERRUPTED
+        except OSError as error:  # the disk behind standard output is full, a file went away
+            where = str(error.filename or "standard output")
+            status = _report(Problem(error.strerror or str(error), where=where), arguments)
         except Exception as error:
             if os.environ.get("OTEL_GRPO_STRICT", "").lower() == "true":
                 raise

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 GARBAGE = b"\xff\xfe not json\n"
@@ -195,6 +196,33 @@ def test_a_reader_that_goes_away_is_no_fault(reference: Any) -> None:
         )
         assert (result.returncode, result.stderr) == (141, b"")
     os.close(write)
+
+
+def test_a_terminal_without_the_letters_shows_them_escaped(reference: Any) -> None:
+    """The rest of the page is as it would be."""
+    name = "\u00e9t\u00e9"
+    trainer = msgspec.structs.replace(reference.run_file.attempts[0].trainer, name=name)
+    attempt = msgspec.structs.replace(reference.run_file.attempts[0], trainer=trainer)
+    reference.run_file = msgspec.structs.replace(reference.run_file, attempts=[attempt])
+    reference.change(trainer=trainer)
+    done = subprocess.run(
+        [sys.executable, "-m", "otel_grpo.cli", "show", str(reference.write())],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert b"\\xe9t\\xe9" in done.stdout
+    assert b"Throughput" in done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk_behind_the_output_is_said(reference: Any) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "otel_grpo.cli", "show", str(reference.write())],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "otel-grpo: standard output: No space left on device\n"
 
 
 def test_ctrl_c_is_no_traceback(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
