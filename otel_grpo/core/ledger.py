@@ -131,17 +131,22 @@ class Ledger:
         """
         known = self._known.setdefault(batch.rollout_id, [])
         fresh = np.ones(batch.n, dtype=bool)
-        for first, n in known:
-            low, high = max(first, batch.first), min(first + n, batch.first + batch.n)
+        stop = batch.first + batch.n
+        # Sorted and disjoint: those before the batch's neighbour can't reach into it.
+        at = max(bisect_left(known, (batch.first,)) - 1, 0)
+        while at < len(known) and known[at][0] < stop:
+            low, high = max(known[at][0], batch.first), min(sum(known[at]), stop)
             if low < high:
                 fresh[low - batch.first : high - batch.first] = False
+            at += 1
         for start, stop in _true_runs(fresh):
             part = _part(batch, start, stop)
             self.window.consumed.append(part)
-            if known and sum(known[-1]) == part.first:
-                known[-1] = (known[-1][0], known[-1][1] + part.n)
+            at = bisect_left(known, (part.first,))
+            if at and sum(known[at - 1]) == part.first:
+                known[at - 1] = (known[at - 1][0], known[at - 1][1] + part.n)
             else:
-                known.append((part.first, part.n))
+                known.insert(at, (part.first, part.n))
             self.trained.remember(part)
         return int(fresh.sum())
 

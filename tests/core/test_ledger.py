@@ -462,3 +462,20 @@ def test_visits_that_no_update_takes_are_bounded(monkeypatch: pytest.MonkeyPatch
     assert (ledger.pending, ledger.take(0)) == (0, [])
     ledger.visit([make_visit("a", [1, 2])])
     assert visit_runs(ledger.take(2)) == [("a", 1, 2)]
+
+
+def test_rollout_with_holes_costs_no_look_at_all_of_it() -> None:
+    """A stream under one id, with samples left out, finds its neighbours without a search of all."""
+
+    class Ranges(list[tuple[int, int]]):
+        def __iter__(self) -> Any:
+            raise AssertionError("every range is looked at")
+
+    ledger = Ledger()
+    ledger._known["a"] = Ranges()
+    for first in (9, 0, 18, 4, 27):
+        assert ledger.consume(Batch("a", first, 4, {}, None)) == 4
+    assert list.__len__(ledger._known["a"]) == 4
+    assert ledger.consume(Batch("a", 2, 20, {}, None)) == 6
+    assert ledger.consume(Batch("a", 0, 31, {}, None)) == 5
+    assert ledger.consume(Batch("a", 0, 31, {}, None)) == 0
