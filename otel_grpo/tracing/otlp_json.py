@@ -18,15 +18,15 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext
 
+from otel_grpo import semconv
 from otel_grpo.tracing import sanitize
-from otel_grpo.tracing.spans import attributes_of
+from otel_grpo.tracing.spans import attributes_of, is_foreign
 
 _SHORT = 128  # longer text is seldom the same twice
 
 _encode = msgspec.json.Encoder().encode
 _SAMPLED_AND_HAS_PARENT = 0x100  # flags bit 8: whether the parent is remote is known
 _REMOTE_PARENT = 0x200
-_TEXTS = frozenset({"exception.message", "exception.stacktrace"})
 
 
 def encode(spans: Iterable[ReadableSpan]) -> bytes:
@@ -62,6 +62,11 @@ def _scope(scope: InstrumentationScope | None) -> dict[str, Any]:
 
 def _span(span: ReadableSpan) -> dict[str, Any]:
     context: SpanContext = span.context
+    attributes, events = attributes_of(span), span.events
+    if is_foreign(span):
+        # It may hold prompts, completions, exceptions: what says where it belongs is enough.
+        attributes = {key: value for key, value in attributes.items() if _is_ours(key)}
+        events = ()
     encoded: dict[str, Any] = {
         "traceId": f"{context.trace_id:032x}",
         "spanId": f"{context.span_id:016x}",
@@ -70,20 +75,20 @@ def _span(span: ReadableSpan) -> dict[str, Any]:
         "kind": span.kind.value + 1,  # the wire has an extra 0 = unspecified
         "startTimeUnixNano": str(span.start_time or 0),
         "endTimeUnixNano": str(span.end_time or 0),
-        "attributes": _attributes(attributes_of(span)),
+        "attributes": _attributes(attributes),
     }
     if span.parent is not None:
         encoded["parentSpanId"] = f"{span.parent.span_id:016x}"
         if span.parent.is_remote:
             encoded["flags"] |= _REMOTE_PARENT
-    if span.events:
+    if events:
         encoded["events"] = [
             {
                 "timeUnixNano": str(event.timestamp),
                 "name": event.name,
-                "attributes": _attributes(_without_texts(event.attributes or {})),
+                "attributes": _attributes(event.attributes or {}),
             }
-            for event in span.events
+            for event in events
         ]
     if span.links:
         encoded["links"] = [
@@ -102,9 +107,8 @@ def _span(span: ReadableSpan) -> dict[str, Any]:
     return encoded
 
 
-def _without_texts(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes of an event but for an exception's text, which may hold anything, prompts too."""
-    return {key: value for key, value in event.items() if key not in _TEXTS}
+def _is_ours(key: str) -> bool:
+    return key.startswith("rl.") or key == semconv.ERROR_TYPE
 
 
 def _attributes(attributes: Mapping[str, Any]) -> list[Any]:

@@ -17,7 +17,7 @@ from otel_grpo.records.model import (
 )
 from otel_grpo.tracing import lanes, sanitize
 from otel_grpo.tracing.account import Account, Row
-from otel_grpo.tracing.spans import attributes_of
+from otel_grpo.tracing.spans import attributes_of, is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -55,7 +55,14 @@ class AccountProcessor(SpanProcessor):
         if not self.live:
             return
         try:
-            self._account_end(span)
+            attributes = attributes_of(span)
+            phase = attributes.get(semconv.PHASE)
+            if phase is not None:
+                self._account_end(span, phase, attributes)
+            elif is_foreign(span):
+                # Counted, and nothing else: what it holds is not ours to keep.
+                self._account.count_foreign(span.end_time or 0)
+                return
             self._write(span)
         except Exception as error:
             self._guard.fault("processor.on_end", error)
@@ -66,13 +73,7 @@ class AccountProcessor(SpanProcessor):
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         return True
 
-    def _account_end(self, span: ReadableSpan) -> None:
-        attributes = attributes_of(span)
-        phase = attributes.get(semconv.PHASE)
-        if phase is None:
-            if _is_foreign(span):
-                self._account.count_foreign(span.end_time or 0)
-            return
+    def _account_end(self, span: ReadableSpan, phase: Any, attributes: Mapping[str, Any]) -> None:
         end = span.end_time or 0
         flags = _flags(span, attributes)
         if self._account.end(span.context.span_id, end, flags) is None:
@@ -84,7 +85,7 @@ class AccountProcessor(SpanProcessor):
 
 def _row(span: ReadableSpan, phase: Any, attributes: Mapping[str, Any]) -> Row:
     flags = 0
-    if _is_foreign(span):
+    if is_foreign(span):
         flags, phase = FOREIGN, sanitize.label(phase)
     if attributes.get(semconv.OWN):
         flags |= OWN_LOG
@@ -107,8 +108,3 @@ def _flags(span: ReadableSpan, attributes: Mapping[str, Any]) -> int:
     if attributes.get(semconv.DEVICE_SYNCED) is False:
         flags |= NOT_DEVICE_SYNCED
     return flags
-
-
-def _is_foreign(span: ReadableSpan) -> bool:
-    scope = span.instrumentation_scope
-    return scope is None or scope.name != semconv.SCOPE
