@@ -89,7 +89,10 @@ def test_with_adapters_the_reference_is_the_policy_itself(accumulation, parts, b
 
     policy = object()
     args = SimpleNamespace(gradient_accumulation_steps=accumulation, steps_per_generation=parts)
-    fake = SimpleNamespace(ref_model=None, beta=beta, args=args, num_iterations=1, model=policy)
+    on_cpu = SimpleNamespace(device=SimpleNamespace(type="cpu"))
+    fake = SimpleNamespace(
+        accelerator=on_cpu, ref_model=None, beta=beta, args=args, num_iterations=1, model=policy
+    )
     session = Session(fake, run=None)
     assert [session._auxiliary_phase(policy) for _ in phases] == phases
 
