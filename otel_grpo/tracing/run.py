@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from otel_grpo.tracing import given, lanes, lifecycle, sanitize
 from otel_grpo.tracing.account import Account
 from otel_grpo.tracing.event import Event
 from otel_grpo.tracing.guard import ApiError, Guard, logger
+from otel_grpo.tracing.handover import Handover
 from otel_grpo.tracing.iteration import Iteration
 from otel_grpo.tracing.output import Output, Sources
 from otel_grpo.tracing.phase import Phase, mark_failed
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from otel_grpo.core.ledger import RolloutId
     from otel_grpo.tracing.publication import Publication
     from otel_grpo.tracing.update import Update
-
-# A publication may be confirmed this long after its window before the record is written without it.
-PUBLICATION_DEADLINE_NS = 30 * 10**9
 
 Readings = Callable[[], Sequence[Reading]]
 T = TypeVar("T")
@@ -67,13 +64,10 @@ class Run:
         self.path: Path | None = None
         self.run_id = ""
         self._lock = threading.RLock()
-        self._closed: deque[ClosedWindow] = deque()
         self._iterations = 0
         self._last_end_ns = 0
         self._over = True  # nothing to finish
         self.ended_by: BaseException | None = None
-        self._draft: UpdateDraft | None = None
-        self._uncovered: list[int] = []
         self._replays: set[RolloutId] = set()
         self.account = Account()
         self.readings: Readings | None = None
@@ -99,6 +93,7 @@ class Run:
         """Called once, by `starting.start`."""
         self.path, self.run_id = output.path, output.run_id
         self.output = output
+        self.handover = Handover(output)
         self.shared = tracers.shared
         self.start_span = tracers.start
         self.tracer_provider = tracers.provider
@@ -156,8 +151,8 @@ class Run:
     def _hand_over(self, status: RunStatus, error: BaseException | None) -> None:
         if self.window is not None:
             self._close_window(self.window, None, "aborted", error)
-        self._emit_draft()
-        self._release(at_end=True)
+        self.handover.release_update()
+        self.handover.release_windows(self.clock.now(), at_end=True)
         ended = self.clock.now()
         if self.run_span.is_recording():  # else an interrupted end is repeated
             if error is not None:
@@ -235,7 +230,7 @@ class Run:
             if self.window is not None:
                 self.window.nonfinite.extend(nonfinite)
             told = self._checked("log_scalars", covers, given.steps)
-            self._attach_scalars(values, set(nonfinite), told)
+            self.handover.attach(values, set(nonfinite), told)
 
     def resumed(self, **base: int) -> None:
         """Counts that were restored from a checkpoint, such as ``optimizer_step`` or ``tokens``."""
@@ -315,7 +310,7 @@ class Run:
                 )
                 # Interrupted before, the window is still open, and the run's end closes it.
                 at_once(
-                    partial(self._closed.append, closed),
+                    partial(self.handover.windows.append, closed),
                     partial(setattr, self, "_last_end_ns", end),
                     partial(setattr, self.ledger, "window", WindowEvents()),
                     partial(setattr, self, "window", None),
@@ -327,7 +322,7 @@ class Run:
             except Exception as fault:
                 self.window = None
                 self.guard.fault("iteration.close", fault)
-            self._release()
+            self.handover.release_windows(self.clock.now())
 
     def _end_of(self, window: Window, end_ns: int | None) -> int:
         if end_ns is None:
@@ -337,38 +332,13 @@ class Run:
             self._misuse("iteration_end", "an iteration would end before its start")
         return max(end, window.start_ns)
 
-    def _release(self, *, at_end: bool = False) -> None:
-        """Hand over the records that wait for no publication any more, in the order of windows."""
-        with self._lock:
-            now = self.clock.now()
-            held = False
-            for closed in list(self._closed)[:-1]:
-                if closed.deadline_ns is None:
-                    closed.deadline_ns = max(now, closed.end_ns + PUBLICATION_DEADLINE_NS)
-            while self._closed:
-                closed = self._closed[0]
-                expired = closed.deadline_ns is not None and now >= closed.deadline_ns
-                if closed.waits and not expired and not at_end:
-                    return
-                # As it is now: the record is built later, and what is completed until then has a
-                # line of its own.
-                rows = []
-                for publication in closed.window.publications:
-                    publication.recorded = True
-                    rows.append(publication.row(closed.end_ns))
-                closed.publications = rows
-                # Windows that waited come together, as many as there are: the queue is for those that
-                # the disk is too slow for.
-                held = self.output.rollout(closed, held=held)
-                self._closed.popleft()
-
     # --- updates, publications -------------------------------------------------------------------
 
     def _update_starts(self) -> bool:
         """False where there is no window for it."""
         with self._event("update", self.window) as window:
             if window is not None:
-                self._emit_draft()
+                self.handover.release_update()
                 return True
         return False
 
@@ -390,9 +360,9 @@ class Run:
                 count = pending
             mark = self.ledger.mark()
             try:
-                self._draft = self._count_update(update, window, span, end, count)
+                self.handover.draft = self._count_update(update, window, span, end, count)
             except BaseException:  # an interrupt: the window's record and the update's agree
-                self._draft = None
+                self.handover.draft = None
                 self.ledger.back_to(mark)
                 raise
 
@@ -405,8 +375,7 @@ class Run:
         event = self.ledger.update(
             start, end, count, update.nominal, update.status, update.reason, update.ranks
         )
-        if self._uncovered[-1:] != [event.step]:  # they grow; a loop may never log
-            self._uncovered.append(event.step)
+        self.handover.cover(event.step)
         context = None if span is None else span.get_span_context()
         return UpdateDraft(
             iteration=window.iteration,
@@ -419,27 +388,6 @@ class Run:
             scalars={},
             covers=[],
         )
-
-    def _attach_scalars(
-        self, values: dict[str, Any], nonfinite: set[str], covers: list[int] | None
-    ) -> None:
-        if covers is not None and not covers:
-            return
-        steps, self._uncovered = self._uncovered, []
-        if self._draft is not None:
-            # What the trainer itself gave as None is no value; null stands for not finite.
-            self._draft.scalars = {
-                name: value
-                for name, value in values.items()
-                if value is not None or name in nonfinite
-            }
-            self._draft.covers = steps if covers is None else covers
-            self._emit_draft()
-
-    def _emit_draft(self) -> None:
-        if self._draft is not None:
-            self.output.train(self._draft)
-            self._draft = None
 
     def _publication_completed(
         self, publication: Publication, at_ns: int | None, size: int | None, queue: int | None
@@ -467,7 +415,7 @@ class Run:
                         publication.completed_ns,
                     )
                 )
-            self._release()
+            self.handover.release_windows(self.clock.now())
 
     def _readings_after(self, instant: int) -> Sequence[Reading]:
         """Memory after an instant: what this window read last if that was later, else a new one."""
@@ -493,7 +441,7 @@ class Run:
         # The writer's thread waits for no other: the lock may be held over a reading of memory.
         if self._lock.acquire(blocking=False):
             try:
-                self._release()
+                self.handover.release_windows(self.clock.now())
             finally:
                 self._lock.release()
 

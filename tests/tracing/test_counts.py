@@ -14,7 +14,7 @@ from otel_grpo.records.model import PublicationCompleted
 from otel_grpo.records.summary import summarize
 from otel_grpo.records.writer import BOUNDS
 from otel_grpo.testing import FakeClock, RecordedRun, recorded_run
-from otel_grpo.tracing.run import PUBLICATION_DEADLINE_NS
+from otel_grpo.tracing.handover import PUBLICATION_DEADLINE_NS
 
 SECOND = 10**9
 
@@ -450,7 +450,7 @@ def test_updates_of_a_loop_that_never_logs_cost_the_same() -> None:
             raise AssertionError("each update looks at all before it")
 
     with recorded_run() as recorded:
-        recorded.run._uncovered = Steps()
+        recorded.run.handover._uncovered = Steps()
         for status in ("applied", "skipped", "applied"):
             with recorded.run.iteration() as it, it.update() as update:
                 if status == "skipped":
