@@ -19,6 +19,11 @@ from otel_grpo.records import reader
 from otel_grpo.records.summary import summarize
 from otel_grpo.tracing import lifecycle
 
+pytestmark = pytest.mark.skipif(
+    sys.version_info[:2] == (3, 12),
+    reason="Python 3.12 traces the opcodes of some frames only: the points can't be counted",
+)
+
 PACKAGE = str(Path(otel_grpo.__file__).parent)
 
 
@@ -32,7 +37,8 @@ def points(code: CodeType) -> frozenset[int]:
         if looks:
             offsets.add(instruction.offset)
         name = instruction.opname
-        looks = name == "RESUME" or name.startswith("CALL") or "JUMP_BACKWARD" in name
+        calls = name.startswith("CALL") and "INTRINSIC" not in name
+        looks = name == "RESUME" or calls or "JUMP_BACKWARD" in name
     return frozenset(offsets)
 
 
@@ -42,6 +48,7 @@ class Interrupter:
     def __init__(self, at: int | None) -> None:
         self.points = 0
         self.where = ""
+        self.swallowed = False  # by Python: nobody hears of an exception while a generator is freed
         self._at = at
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
@@ -56,6 +63,9 @@ class Interrupter:
                 sys.settrace(None)
                 raise KeyboardInterrupt
         return self
+
+    def unraisable(self, told: Any) -> None:
+        self.swallowed = self.swallowed or told.exc_type is KeyboardInterrupt
 
 
 def train(run: otel_grpo.Run) -> None:
@@ -81,6 +91,7 @@ def interrupted(path: Path, at: int | None, body: Callable[[otel_grpo.Run], None
     """A run whose training is interrupted at that point of ours."""
     interrupter = Interrupter(at)
     run = otel_grpo.start_run(path, trainer="loop", devices=[], readings=list)
+    hook, sys.unraisablehook = sys.unraisablehook, interrupter.unraisable
     try:
         with run:
             try:
@@ -90,6 +101,8 @@ def interrupted(path: Path, at: int | None, body: Callable[[otel_grpo.Run], None
                 sys.settrace(None)
     except KeyboardInterrupt:
         pass
+    finally:
+        sys.unraisablehook = hook
     return interrupter
 
 
@@ -112,13 +125,12 @@ def check(path: Path, where: str, *, interrupt: bool) -> None:
 def sweep(tmp_path: Path, body: Callable[[otel_grpo.Run], None], step: int, first: int) -> None:
     total = interrupted(tmp_path / "whole", None, body).points
     check(tmp_path / "whole", "", interrupt=False)
-    if not total:
-        pytest.skip("this release traces no opcodes of a frame that runs already")
     assert total > 200
     for at in range(first, total + 1, step):
         path = tmp_path / str(at)
-        where = interrupted(path, at, body).where
-        check(path, f"{at}: {where}", interrupt=bool(where))
+        done = interrupted(path, at, body)
+        reached = bool(done.where) and not done.swallowed
+        check(path, f"{at}: {done.where}", interrupt=reached)
 
 
 def end_interrupted(path: Path, at: int | None) -> Interrupter:
@@ -143,8 +155,7 @@ def end_interrupted(path: Path, at: int | None) -> Interrupter:
 def test_interrupt_in_the_end(tmp_path: Path) -> None:
     """One in fifteen of the points of `finish`: the process's exit does the rest, once."""
     total = end_interrupted(tmp_path / "whole", None).points
-    if not total:
-        pytest.skip("this release traces no opcodes of a frame that runs already")
+    assert total > 100
     for at in range(random.randrange(1, 16), total + 1, 15):
         path = tmp_path / str(at)
         where = f"{at}: {end_interrupted(path, at).where}"
