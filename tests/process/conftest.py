@@ -48,7 +48,9 @@ class Ended:
         """Whole records by kind; none may be bad or out of order, and only SIGKILL may cut one."""
         counts: Counter[str] = Counter()
         raw = self.path / "metrics_raw.jsonl"
-        for line in reader.read_records(raw) if raw.exists() else ():
+        # A kill may come between the making of the file and its first line.
+        any_line = raw.exists() and raw.stat().st_size > 0
+        for line in reader.read_records(raw) if any_line else ():
             if isinstance(line, reader.Torn):
                 assert self.code == -signal.SIGKILL
                 continue

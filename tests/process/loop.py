@@ -316,7 +316,8 @@ def removed(run_dir: str, delay: float) -> None:
     with start(run_dir) as run:
         train(run, run_dir, 2)
         run.output.writer.flush()
-        shutil.rmtree(run_dir)
+        while Path(run_dir).exists():  # a summary may be written while it is emptied
+            shutil.rmtree(run_dir, ignore_errors=True)
         train(run, run_dir, 3, first=2)
     Path(f"{run_dir}.trained").touch()
 

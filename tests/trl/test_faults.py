@@ -144,8 +144,10 @@ def test_a_loop_that_starts_over_is_a_new_beginning(observed, tmp_path, trl):
     assert files.summary["updates"]["applied"] == 3
 
 
+# A shell starts what it runs in the background with Ctrl-C ignored, and children inherit that.
 CHILD = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {demo!r})
 import train_trl
 if {leave}:
