@@ -345,6 +345,21 @@ class ClockPair(msgspec.Struct, frozen=True):
     perf_ns: int
 
 
+class Process(msgspec.Struct, frozen=True):
+    """A process of the job: a rank of an SPMD trainer, or a worker that a driver calls.
+
+    ``rank`` is what the records call it: the rank in the process group, or for workers their place
+    in this list. The process that writes the records is 0.
+    """
+
+    rank: int
+    role: str
+    host: str
+    pid: int
+    clock: ClockPair
+    name: str | None = None
+
+
 class Attempt(msgspec.Struct, frozen=True):
     attempt: int
     started_unix_ns: int
@@ -355,6 +370,8 @@ class Attempt(msgspec.Struct, frozen=True):
     world: World
     config_fingerprint: str | None = None
     base: dict[str, int] = {}
+    launch: str | None = None
+    processes: list[Process] = []
 
 
 class RunFile(msgspec.Struct, frozen=True):
@@ -365,25 +382,107 @@ class RunFile(msgspec.Struct, frozen=True):
     attempts: list[Attempt]
 
 
-class WindowOpened(msgspec.Struct, frozen=True, tag_field="kind", tag="window_opened"):
-    """A line of ``workers/``: the driver opened a window. Without its record it counts as aborted."""
+class _WorkerLine(msgspec.Struct, frozen=True, tag_field="kind"):
+    """What every line of ``workers/`` has."""
 
     run_id: str
     attempt: int
+
+
+class WindowOpened(_WorkerLine, frozen=True, tag="window_opened"):
+    """A line of ``workers/``: the driver opened a window. Without its record it counts as aborted."""
+
     iteration: int
     start_ns: int
 
 
-class PublicationCompleted(
-    msgspec.Struct, frozen=True, tag_field="kind", tag="publication_completed"
-):
+class PublicationCompleted(_WorkerLine, frozen=True, tag="publication_completed"):
     """A line of ``workers/``: a publication was confirmed after its window's record was written."""
 
-    run_id: str
-    attempt: int
     iteration: int
     version: int
     completed_ns: int
 
 
-WorkerLine = WindowOpened | PublicationCompleted
+class Joined(_WorkerLine, frozen=True, tag="joined", omit_defaults=True):
+    """The first line of a process's file in ``workers/``.
+
+    ``rank`` is its rank in the process group of an SPMD trainer; null for a worker, which the driver
+    numbers. ``name`` is unique in the job, such as ``policy-3``.
+    """
+
+    role: str
+    name: str
+    rank: int | None
+    world: int | None
+    host: str
+    pid: int
+    clock: ClockPair
+    started_unix_ns: int
+    devices: list[tuple[Device, list[str]]] = []
+    actor_id: str | None = None
+
+
+class Contribution(_WorkerLine, frozen=True, tag="contribution", omit_defaults=True):
+    """What one rank counted and read in one window.
+
+    ``attributes`` as in a `rollout` record, of this rank alone, without intervals and segments, whose
+    place is taken by ``busy_ns`` of each phase; ``device`` of its memory points into the devices of
+    its `joined` line. ``update_samples`` and ``update_trained`` are, for each of its updates, the
+    visits that went into it and their tokens under the loss mask (null: not known).
+    """
+
+    rank: int
+    iteration: int
+    attributes: RolloutAttributes
+    busy_ns: dict[str, int] = {}
+    update_samples: list[list[SampleRun]] = []
+    update_trained: list[int | None] = []
+
+
+class Call(_WorkerLine, frozen=True, tag="call", omit_defaults=True):
+    """One call of a timed method of a worker, by the worker's clock; it belongs to the window in
+    which it ended.
+    """
+
+    method: str
+    start_ns: int
+    end_ns: int
+    error: bool = False
+
+
+class WorkerMemory(_WorkerLine, frozen=True, tag="memory"):
+    """Readings of memory of a worker; ``device`` points into the devices of its `joined` line."""
+
+    memory: Memory
+
+
+class ClockOffset(_WorkerLine, frozen=True, tag="clock"):
+    """The clock of another process against the driver's: theirs minus ours at ``measured_ns`` of
+    ours, right to ``bound_ns``.
+    """
+
+    name: str
+    offset_ns: int
+    bound_ns: int
+    measured_ns: int
+
+
+class Left(_WorkerLine, frozen=True, tag="left"):
+    """The last line of a process that ended in order."""
+
+    status: RunStatus
+    ended_unix_ns: int
+    observed: Observed
+
+
+WorkerLine = (
+    WindowOpened
+    | PublicationCompleted
+    | Joined
+    | Contribution
+    | Call
+    | WorkerMemory
+    | ClockOffset
+    | Left
+)
