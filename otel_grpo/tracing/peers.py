@@ -1,0 +1,45 @@
+"""What a run asks of whoever reads the files of the job's other processes (`otel_grpo.ranks`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from otel_grpo.records.merge import Gathered
+
+__all__ = ["Gathered", "Peers"]
+
+
+class Peers(Protocol):
+    """The other processes of a job, as far as their files tell. No call waits for a file.
+
+    `ready` is asked on the training thread, `take` on the writer's; windows are taken in their order,
+    each once.
+    """
+
+    @property
+    def spmd(self) -> bool:
+        """Whether they are ranks, which contribute, or workers, which are called."""
+        ...
+
+    def start(self, release: Callable[[], None]) -> None:
+        """Begin to read, on a thread of its own, which calls `release` while windows are waited for."""
+        ...
+
+    def ready(self, iteration: int, start_ns: int, end_ns: int, now_ns: int) -> bool:
+        """Whether all that is expected of a closed window is here; from the first call on it is
+        waited for. Instants are the driver's.
+        """
+        ...
+
+    def take(self, iteration: int, start_ns: int, end_ns: int) -> Gathered:
+        """What is here now of a window; a line of it that comes later is late."""
+        ...
+
+    def hurry(self) -> None:
+        """The run ends: look every 50 ms from now on."""
+        ...
+
+    def stop(self) -> None:
+        """Read nothing more; does not wait for the thread."""
+        ...
