@@ -109,6 +109,10 @@ class Sink:
         """A sink that only counts what is lost: there is no run directory."""
         return cls(name, None, 0, lost=reason)
 
+    def open(self) -> LineFile:
+        """Its file, which is made at the first line."""
+        return LineFile(self.path, new_only=self.new_only, on_created=self.on_created)
+
 
 class Writer:
     """Writes the lines of one process, in the order of the `put` calls (batched sinks apart).
@@ -170,6 +174,17 @@ class Writer:
         if self._thread is None and not self._dead:
             self._thread = threading.Thread(target=self._run, name="otel-grpo-writer", daemon=True)
             self._thread.start()
+
+    def replace(self, sink: Sink) -> None:
+        """Give the sink of that name its file, which was not known before.
+
+        For work on the writer thread that comes before the sink's first line.
+        """
+        state = self._states[sink.name]
+        with self._lock:
+            state.sink, state.file = sink, sink.open()
+            if sink.lost is not None:
+                state.bound = 0
 
     def put(self, name: str, item: Any, *, held: bool = False) -> bool:
         """Hand an item over; False if it was dropped. Never blocks on a file.
@@ -409,7 +424,7 @@ class Writer:
             reason: str | None = ERROR
         else:
             try:
-                reason = state.file.write(line)
+                reason = state.sink.lost or state.file.write(line)
             except BaseException as error:
                 self._report(f"writer.{state.sink.name}", error)
                 reason = ERROR
@@ -492,7 +507,7 @@ class _State:
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
-        self.file = LineFile(sink.path, new_only=sink.new_only, on_created=sink.on_created)
+        self.file = sink.open()
         # What `put` compares with; 0 once nothing is taken any more.
         self.bound = sink.bound if sink.lost is None else 0
         self.half = max(1, sink.bound // 2)

@@ -1,0 +1,161 @@
+"""The files of a process that is observed but does not write the records: a rank, or a worker.
+
+Only its own lines in `workers/` and its spans in `spans/`. Which run it belongs to may become known
+later than its first line: it is found on the writer's thread, and lines wait in the bounded queue.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from otel_grpo.records.files import errno_name
+from otel_grpo.records.model import Left, Observed
+from otel_grpo.records.writer import BOUNDS, STALL_S, Sink, Writer
+from otel_grpo.tracing.guard import logger
+from otel_grpo.tracing.otlp_json import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from opentelemetry.sdk.trace import ReadableSpan
+
+    from otel_grpo.core.clock import Clock
+    from otel_grpo.records.model import Joined, RunStatus, WorkerLine
+    from otel_grpo.tracing.guard import Guard
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the lines go, and which run and attempt they name."""
+
+    path: Path | None
+    run_id: str
+    attempt: int
+    #: Without a path: why, as a sink's reason.
+    lost: str = "no_directory"
+
+
+class WorkerOutput:
+    """Owns the files of one process.
+
+    Args:
+        find: gives the place, on the writer's thread. It may wait, until the event that it is given
+            says that the process ends.
+        joined: gives the first line, on the writer's thread, for a run id and an attempt.
+        name: of the process, unique in the job, such as `policy-3`.
+        clock: of the process.
+        guard: told of faults.
+        self_ns: what the observer cost this process until now.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[threading.Event], Place],
+        joined: Callable[[str, int], Joined],
+        *,
+        name: str,
+        clock: Clock,
+        guard: Guard,
+        self_ns: Callable[[], int],
+    ) -> None:
+        self.path: Path | None = None
+        self.run_id = ""
+        self.attempt = 0
+        self._find = find
+        self._joined = joined
+        self._file = f"{name}-{os.getpid()}.jsonl"
+        self._clock = clock
+        self._guard = guard
+        self._self_ns = self_ns
+        self._ending = threading.Event()
+        self.writer = Writer(
+            [self._workers(None), self._spans(None)],
+            on_error=guard.fault,
+            on_warning=_warn_of_loss,
+        )
+
+    # --- on any thread
+
+    def start(self) -> None:
+        self.writer.call(self._settle)
+        self.writer.put("workers", self._first)
+        self.writer.start()
+
+    def span(self, span: ReadableSpan) -> None:
+        self.writer.put("spans", span)
+
+    def worker(self, line: WorkerLine | Callable[[], WorkerLine | None]) -> bool:
+        """A line, or what makes it on the writer's thread, when run id and attempt are known."""
+        return self.writer.put("workers", line)
+
+    def left(self, status: RunStatus, ended_ns: int) -> None:
+        """The last line."""
+        self.writer.put("workers", partial(self._last, status, ended_ns), held=True)
+
+    def flush(self) -> bool:
+        """Wait for what was handed over, at the end; False where the file system hangs."""
+        self._ending.set()
+        return self.writer.flush()
+
+    def close(self, *, flushed: bool) -> None:
+        self._ending.set()
+        # A file system that hung for the first wait is not waited for again.
+        whole = self.writer.close(stall=STALL_S if flushed else 0)
+        lost = {
+            sink: counts.dropped + counts.pending
+            for sink, counts in self.writer.counts().items()
+            if counts.dropped or counts.pending
+        }
+        if lost or not whole:
+            told = ", ".join(f"{sink} {n}" for sink, n in lost.items()) or "the last lines"
+            logger.warning("otel-grpo: not written: %s (%s, %s)", told, self._file, self.path)
+
+    # --- on the writer's thread
+
+    def _settle(self) -> None:
+        try:
+            place = self._find(self._ending)
+        except OSError as error:
+            place = Place(None, "", 0, lost=errno_name(error))
+            logger.warning("otel-grpo: nothing is recorded (training goes on): %s", error)
+        self.path, self.run_id, self.attempt = place.path, place.run_id, place.attempt
+        if place.path is None:
+            sinks = [Sink.nowhere(name, place.lost) for name in ("workers", "spans")]
+        else:
+            sinks = [self._workers(place.path), self._spans(place.path)]
+        for sink in sinks:
+            self.writer.replace(sink)
+
+    def _workers(self, path: Path | None) -> Sink:
+        file = None if path is None else path / "workers" / self._file
+        return Sink("workers", file, BOUNDS["workers"])
+
+    def _spans(self, path: Path | None) -> Sink:
+        file = None if path is None else path / "spans" / self._file
+        return Sink("spans", file, BOUNDS["spans"], encode=encode)
+
+    def _first(self) -> Joined:
+        return self._joined(self.run_id, self.attempt)
+
+    def _last(self, status: RunStatus, ended_ns: int) -> Left:
+        return Left(
+            run_id=self.run_id,
+            attempt=self.attempt,
+            status=status,
+            ended_unix_ns=ended_ns,
+            observed=Observed(
+                self_ns=self._self_ns(),
+                errors=self._guard.snapshot(),
+                sinks=self.writer.counts(),
+                time_unix_ns=self._clock.now(),
+            ),
+        )
+
+
+def _warn_of_loss(sink: str, reason: str, message: str) -> None:
+    logger.warning("otel-grpo: %s (training goes on)", message)
