@@ -91,6 +91,15 @@ LOCKS = (
         ),
         PYTHONS[1:],  # TRL 1.16 needs 3.11
     ),
+    Lock(
+        "ray",
+        (
+            *("pyproject.toml", "--extra", "ray", "--group", "test"),
+            "tools/env/requirements/ray.in",
+            *("--excludes", "tools/env/requirements/exclude.txt"),
+        ),
+        PYTHONS[1:],  # as trl's
+    ),
 )
 
 DEV_PROOF = "import hypothesis, jsonschema, msgspec, numpy, opentelemetry.sdk.trace, pytest, rich"
@@ -100,6 +109,9 @@ ENVIRONMENTS = {
         *(Environment(f"dev-{python}", "dev", (python,), DEV_PROOF) for python in PYTHONS),
         Environment("bench", "bench", PYTHONS[1:], "import logfire, numpy"),
         Environment("trl", "trl", PYTHONS[1:], "from trl import GRPOTrainer", torch=True),
+        Environment(
+            "ray", "ray", PYTHONS[1:], "import ray, torch, transformers, pytest", torch=True
+        ),
     )
 }
 
