@@ -1,0 +1,107 @@
+"""The samples of a window from all ranks as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import UNSET, UnsetType
+
+from otel_grpo.core.columns import Ints, as_array
+from otel_grpo.records.build import COLUMNS
+from otel_grpo.records.model import Contribution
+from otel_grpo.records.union import NO_CODES, Ids
+
+# What two ranks that hold the same sample must agree on.
+_LENGTHS = ("prompt_lengths", "completion_lengths")
+
+
+class SampleTable:
+    """The samples of some ranks with their columns: rows of the lowest rank first, none twice.
+
+    Attributes:
+        row: for each code its row, -1 for what is no sample of this window.
+        visits, trained: columns, None where they are not known.
+        disagreements: samples of which two ranks say different lengths.
+    """
+
+    def __init__(self, shares: Sequence[Contribution], ids: Ids) -> None:
+        self._ids = ids
+        self._shares = [share.attributes for share in shares if share.attributes.samples]
+        parts = [ids.of(share.samples or ()) for share in self._shares]
+        self._sizes = [len(part) for part in parts]
+        self._codes = np.concatenate([NO_CODES, *parts])
+        _, first, same = np.unique(self._codes, return_index=True, return_inverse=True)
+        self._kept = np.sort(first)
+        self._counts_for = first[same.reshape(-1)]  # of each row, the one that counts
+        # Only a rank that brings a sample has a say in which columns there are.
+        ends = np.searchsorted(self._kept, np.cumsum([0, *self._sizes]))
+        self._brings = np.diff(ends) > 0
+        self.row = np.full(ids.size, -1, dtype=np.int64)
+        self.row[self._codes[self._kept]] = np.arange(len(self._kept))
+        self.visits = self._most_visits()
+        self.trained = self._column("trained_lengths")
+        self.disagreements = self._disagreements()
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the record that hold samples."""
+        if not len(self._kept):
+            return {"samples": UNSET}
+        columns = {name: self._column(name) for name in COLUMNS} | {"visit_counts": self.visits}
+        return {
+            "samples": self._ids.runs(self._codes[self._kept]),
+            **{name: UNSET if column is None else column for name, column in columns.items()},
+            "truncated": self._truncated(),
+        }
+
+    def add_visits(self, codes: Ints, visits: int) -> None:
+        """Samples of this window that another rank visited without having consumed them."""
+        if self.visits is not None:
+            np.maximum.at(self.visits, self.row[codes], visits)
+
+    def _column(self, name: str) -> Ints | None:
+        """One value per sample; None unless each rank that brings one has it."""
+        values, known = self._values(name)
+        return values[self._kept] if bool((known | ~self._brings).all()) else None
+
+    def _values(self, name: str) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """A column over all rows, 0 where a rank lacks it, and which ranks have it."""
+        columns = [getattr(share, name) for share in self._shares]
+        parts = [
+            np.zeros(n, dtype=np.int64) if column is UNSET else as_array(column)
+            for column, n in zip(columns, self._sizes, strict=True)
+        ]
+        known = np.array([column is not UNSET for column in columns], dtype=bool)
+        return np.concatenate([NO_CODES, *parts]), known
+
+    def _most_visits(self) -> Ints | None:
+        values, known = self._values("visit_counts")
+        if not (known | ~self._brings).all():
+            return None
+        counts = np.zeros(len(self._kept), dtype=np.int64)
+        np.maximum.at(counts, self.row[self._codes], values)
+        return counts
+
+    def _truncated(self) -> list[int] | UnsetType:
+        flags = np.zeros(len(self._codes), dtype=bool)
+        start = 0
+        for share, n, brings in zip(self._shares, self._sizes, self._brings.tolist(), strict=True):
+            if share.truncated is not UNSET:
+                flags[start + as_array(share.truncated)] = True
+            elif brings:
+                return UNSET
+            start += n
+        return np.flatnonzero(flags[self._kept]).tolist()
+
+    def _disagreements(self) -> int:
+        if len(self._kept) == len(self._codes):
+            return 0
+        differ = np.zeros(len(self._codes), dtype=bool)
+        for name in _LENGTHS:
+            values, ranks = self._values(name)
+            known = np.repeat(ranks, self._sizes)
+            first = self._counts_for
+            differ |= known & known[first] & (values != values[first])
+        return len(np.unique(self._counts_for[differ]))
