@@ -33,3 +33,7 @@ class UrandomIdGenerator(IdGenerator):
 
     def _forget(self) -> None:
         self._ids = iter(())
+
+
+#: Of this process; what registers for forks can't be taken back, so there is one for all runs.
+GENERATOR = UrandomIdGenerator()

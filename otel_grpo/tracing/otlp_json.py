@@ -28,6 +28,8 @@ _encode = msgspec.json.Encoder().encode
 _SAMPLED_AND_HAS_PARENT = 0x100  # flags bit 8: whether the parent is remote is known
 _REMOTE_PARENT = 0x200
 
+_WORDS = ("exception.message", "exception.stacktrace")
+
 
 def encode(spans: Iterable[ReadableSpan]) -> bytes:
     """One line, without its line end."""
@@ -86,7 +88,7 @@ def _span(span: ReadableSpan) -> dict[str, Any]:
             {
                 "timeUnixNano": str(event.timestamp),
                 "name": event.name,
-                "attributes": _attributes(event.attributes or {}),
+                "attributes": _attributes(_without_text(event.attributes or {})),
             }
             for event in events
         ]
@@ -105,6 +107,11 @@ def _span(span: ReadableSpan) -> dict[str, Any]:
         # Without its message: the SDK puts an exception's text there.
         encoded["status"] = {"code": span.status.status_code.value}
     return encoded
+
+
+def _without_text(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an event says but for an exception's own words, which may hold prompts."""
+    return {key: value for key, value in event.items() if key not in _WORDS}
 
 
 def _is_ours(key: str) -> bool:

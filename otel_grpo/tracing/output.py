@@ -15,6 +15,7 @@ from otel_grpo.records.summary import encode_summary, load_earlier
 from otel_grpo.records.writer import STALL_S, Writer
 from otel_grpo.tracing import lifecycle
 from otel_grpo.tracing.guard import logger, tell
+from otel_grpo.tracing.light import LightSpan
 from otel_grpo.tracing.otlp_json import encode
 from otel_grpo.tracing.recorder import DeviceRoles, Recorder, UpdateDraft
 
@@ -81,7 +82,7 @@ class Output:
         self.writer = Writer(
             rundir.nowhere(unwritable or "no_directory")
             if directory is None
-            else directory.sinks(encode, role=role),
+            else directory.sinks(_encode, role=role),
             seq=0 if directory is None else directory.seq,
             prev=None if directory is None else directory.prev,
             on_error=guard.fault,
@@ -104,7 +105,7 @@ class Output:
         if self.path is not None:
             tell(f"recording to {self.path}")
 
-    def span(self, span: ReadableSpan) -> None:
+    def span(self, span: ReadableSpan | LightSpan) -> None:
         self.writer.put("spans", span)
 
     def rollout(self, closed: ClosedWindow, *, held: bool) -> bool:
@@ -205,6 +206,10 @@ class Output:
             sinks=self.writer.counts(),
             time_unix_ns=self._clock.now(),
         )
+
+
+def _encode(spans: list[ReadableSpan | LightSpan]) -> bytes:
+    return encode(span.readable() if isinstance(span, LightSpan) else span for span in spans)
 
 
 def _warn_of_loss(sink: str, reason: str, message: str) -> None:

@@ -31,7 +31,7 @@ class Phase:
     """Context manager; `start` and `stop` do the same where a block does not fit.
 
     Start and stop may lie in different threads or contexts; the interval belongs to the lane that
-    started it.
+    started it. `span` is its OpenTelemetry span while it is open, else None.
     """
 
     __slots__ = (
@@ -42,8 +42,8 @@ class Phase:
         "_previous",
         "_refused",
         "_run",
-        "_span",
         "name",
+        "span",
         "start_ns",
     )  # fmt: skip
 
@@ -61,7 +61,7 @@ class Phase:
         self._run = run
         self._attributes = attributes
         self._parent = parent
-        self._span: Span | None = None
+        self.span: Span | None = None
         self._refused = False
         self._context: Context | None = None
         self._previous: Phase | None = None
@@ -77,20 +77,15 @@ class Phase:
 
     @property
     def open(self) -> bool:
-        return self._span is not None
-
-    @property
-    def span(self) -> Span | None:
-        """The OpenTelemetry span while the phase is open."""
-        return self._span
+        return self.span is not None
 
     @property
     def context(self) -> Context:
         """Context for spans below this one."""
         if self._context is None:
             base = otel_context.get_current() if self._run.shared else otel_context.Context()
-            assert self._span is not None
-            self._context = set_span_in_context(self._span, base)
+            assert self.span is not None
+            self._context = set_span_in_context(self.span, base)
         return self._context
 
     def start(self) -> Phase:
@@ -130,27 +125,25 @@ class Phase:
             self._refused = True
             run.guard.misuse("phase_outside", f"phase {self.name!r} outside an iteration")
             return
-        if self._span is not None:
+        if self.span is not None:
             run.guard.misuse("phase_twice", f"phase {self.name!r} was started twice")
             return
         previous = current_phase(run)
         parent = self._parent
-        if parent is None or parent._run is not run or parent._span is None:
+        if parent is None or parent._run is not run or parent.span is None:
             parent = previous
-        context = window.context if parent is None else parent.context
         span_name = semconv.SPAN_OF_PHASE.get(self.name)
         if span_name is None:
             self.name = sanitize.label(self.name)
             span_name = f"rl.{self.name}"
-        attributes = {**window.attributes, semconv.PHASE: self.name}
-        if self._attributes:
-            # Ours last: they win, and a limit of a shared provider drops the first ones.
-            attributes = {**run._attributes(self._attributes), **attributes}
+        given = run._attributes(self._attributes) if self._attributes else None
         if self.start_ns is None:
             self.start_ns = run.clock.at(entered)
         else:
             self.start_ns = run._instant("phase_start", self.start_ns)
-        self._span = run.start_span(span_name, context, attributes, self.start_ns)
+        self.span = run.start_span(
+            span_name, parent or window, window.attributes, self.start_ns, self.name, given
+        )
         self._previous = previous
         _current.set(self)
         if run.shared:
@@ -158,7 +151,7 @@ class Phase:
             otel_context.attach(self.context)
 
     def _stop(self, run: Run, error: BaseException | None, end_ns: int) -> None:
-        span, self._span = self._span, None
+        span, self.span = self.span, None
         if span is None:
             if not self._refused:
                 run.guard.misuse("phase_closed", f"phase {self.name!r} is not open")
@@ -207,7 +200,7 @@ def current_phase(run: Run) -> Phase | None:
 
 
 def _innermost_open(phase: Phase | None) -> Phase | None:
-    while phase is not None and phase._span is None:
+    while phase is not None and phase.span is None:
         phase = phase._previous
     return phase
 

@@ -5,19 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
-from opentelemetry.trace import StatusCode
 
 from otel_grpo import semconv
-from otel_grpo.records.model import (
-    ERROR,
-    FOREIGN,
-    FUSED_OPTIMIZER,
-    NOT_DEVICE_SYNCED,
-    OWN_LOG,
-)
+from otel_grpo.records.model import FOREIGN
 from otel_grpo.tracing import lanes, sanitize
 from otel_grpo.tracing.account import Account, Row
-from otel_grpo.tracing.spans import attributes_of, is_foreign
+from otel_grpo.tracing.spans import attributes_of, flags_at_end, flags_at_start, is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -75,7 +68,7 @@ class AccountProcessor(SpanProcessor):
 
     def _account_end(self, span: ReadableSpan, phase: Any, attributes: Mapping[str, Any]) -> None:
         end = span.end_time or 0
-        flags = _flags(span, attributes)
+        flags = flags_at_end(span.status.status_code, attributes)
         if self._account.end(span.context.span_id, end, flags) is None:
             # The phase was set after the start.
             row = _row(span, phase, attributes)
@@ -84,11 +77,9 @@ class AccountProcessor(SpanProcessor):
 
 
 def _row(span: ReadableSpan, phase: Any, attributes: Mapping[str, Any]) -> Row:
-    flags = 0
+    flags = flags_at_start(attributes)
     if is_foreign(span):
-        flags, phase = FOREIGN, sanitize.label(phase)
-    if attributes.get(semconv.OWN):
-        flags |= OWN_LOG
+        flags, phase = flags | FOREIGN, sanitize.label(phase)
     parent = span.parent
     return Row(
         span.context.span_id,
@@ -99,12 +90,3 @@ def _row(span: ReadableSpan, phase: Any, attributes: Mapping[str, Any]) -> Row:
         lanes.current(),
         flags,
     )
-
-
-def _flags(span: ReadableSpan, attributes: Mapping[str, Any]) -> int:
-    flags = ERROR if span.status.status_code is StatusCode.ERROR else 0
-    if attributes.get(semconv.OPTIMIZER_FUSED):
-        flags |= FUSED_OPTIMIZER
-    if attributes.get(semconv.DEVICE_SYNCED) is False:
-        flags |= NOT_DEVICE_SYNCED
-    return flags

@@ -1,25 +1,27 @@
-"""A private tracer provider that records every span, whatever steers the exporters."""
+"""Where spans are made: in a provider that records every span, whatever steers the exporters."""
 
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler
 
 from otel_grpo import semconv
 from otel_grpo._version import __version__
-from otel_grpo.tracing.ids import UrandomIdGenerator
+from otel_grpo.tracing.ids import GENERATOR
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from opentelemetry.context import Context
-    from opentelemetry.sdk.trace import SpanProcessor
     from opentelemetry.trace import Link, Span
-    from opentelemetry.util.types import Attributes
+
+    from otel_grpo.tracing.light import LightSpans
+    from otel_grpo.tracing.processor import AccountProcessor
+    from otel_grpo.tracing.spans import Parent, StartSpan
 
 
 # The environment's limits are for back ends, and a low one would cut the phase's name or drop it.
@@ -47,7 +49,7 @@ class RecordingProvider(TracerProvider):
         super().__init__(
             resource=resource,
             sampler=sampler,
-            id_generator=UrandomIdGenerator(),
+            id_generator=GENERATOR,
             span_limits=_UNLIMITED,
             shutdown_on_exit=False,
         )
@@ -65,45 +67,48 @@ def resource(attributes: Mapping[str, str | int | None]) -> Resource:
 
 
 class Tracers:
-    """Where our spans are made: a private provider, and a shared one where the user gave it."""
+    """Where our spans are made: for the files alone, or in a shared provider where a user gave one."""
 
     def __init__(
-        self, resource: Resource, processor: SpanProcessor, shared: TracerProvider | None
+        self, light: LightSpans, processor: AccountProcessor, shared: TracerProvider | None
     ) -> None:
-        self.provider: TracerProvider = RecordingProvider(resource)
-        self.provider.add_span_processor(processor)
-        self._private = self._tracer = self.provider.get_tracer(semconv.SCOPE, __version__)
+        self.light = light
         self.shared = shared is not None
-        if shared is not None:
-            shared.add_span_processor(processor)
-            self.provider = shared
-            self._tracer = shared.get_tracer(semconv.SCOPE, __version__)
+        self.start: StartSpan = light.start if shared is None else self._start_shared
+        # What the user himself makes in either is accounted for.
+        self.provider = RecordingProvider(light.resource) if shared is None else shared
+        self.provider.add_span_processor(processor)
+        self._processor = processor
+        self._tracer = self.provider.get_tracer(semconv.SCOPE, __version__)
 
-    def start(
+    def close(self) -> None:
+        """What starts or ends from now on is nobody's."""
+        self.light.live = self._processor.live = False
+
+    def _start_shared(
         self,
         name: str,
-        context: Context,
-        attributes: Attributes,
+        parent: Parent | None,
+        common: Mapping[str, Any],
         start_ns: int,
-        links: Sequence[Link] | None = None,
+        phase: str | None = None,
+        given: Mapping[str, Any] | None = None,
+        links: Sequence[Link] = (),
     ) -> Span:
         """A span that is recorded whatever the sampler of the shared provider says."""
+        # Ours last: they win, and a limit of the provider drops the first ones.
+        attributes = {
+            **(given or {}),
+            **common,
+            **({} if phase is None else {semconv.PHASE: phase}),
+        }
         span = self._tracer.start_span(
-            name, context, attributes=attributes, links=links, start_time=start_ns
+            name,
+            Context() if parent is None else parent.context,
+            attributes=attributes,
+            links=links,
+            start_time=start_ns,
         )
-        if self.shared and not span.is_recording():
-            return self.start_private(name, context, attributes, start_ns, links)
-        return span
-
-    def start_private(
-        self,
-        name: str,
-        context: Context,
-        attributes: Attributes,
-        start_ns: int,
-        links: Sequence[Link] | None = None,
-    ) -> Span:
-        """A span for the files alone."""
-        return self._private.start_span(
-            name, context, attributes=attributes, links=links, start_time=start_ns
-        )
+        if span.is_recording():
+            return span
+        return self.light.start(name, parent, common, start_ns, phase, given, links)

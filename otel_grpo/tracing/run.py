@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, set_span_in_context
+from opentelemetry.trace import Link, Span
 
 from otel_grpo import semconv
 from otel_grpo.core.atomic import at_once
@@ -31,7 +30,6 @@ from otel_grpo.tracing.handover import Handover
 from otel_grpo.tracing.iteration import Iteration
 from otel_grpo.tracing.output import Output, Sources
 from otel_grpo.tracing.phase import Phase, mark_failed
-from otel_grpo.tracing.processor import AccountProcessor
 from otel_grpo.tracing.provider import Tracers
 from otel_grpo.tracing.recorder import UpdateDraft
 from otel_grpo.tracing.window import ClosedWindow, Reading, Window
@@ -85,7 +83,6 @@ class Run:
     def begin(
         self,
         output: Output,
-        processor: AccountProcessor,
         tracers: Tracers,
         started_ns: int,
         role: str,
@@ -97,13 +94,15 @@ class Run:
         self.shared = tracers.shared
         self.start_span = tracers.start
         self.tracer_provider = tracers.provider
-        self._processor = processor
+        self._tracers = tracers
         self._common: dict[str, Any] = {
             semconv.RUN_ID: output.run_id,
             semconv.ROLE: role,
             semconv.RANK: 0,
         }
-        self.run_span = tracers.start_private(semconv.SPAN_RUN, Context(), self._common, started_ns)
+        # A trace of its own that no back end gets: it would be open for as long as the run.
+        self.run_span = tracers.light.start(semconv.SPAN_RUN, None, self._common, started_ns)
+        self._links = [Link(self.run_span.get_span_context())]
         output.start()
         self.live = True
         self._over = False
@@ -166,7 +165,7 @@ class Run:
     def _close_files(self) -> None:
         flushed = self.output.flush()
         # Not before: the writer's thread ends the `rl.loop` span of each record that it builds.
-        self._processor.live = False
+        self._tracers.close()
         self.output.close(flushed=flushed)
         lifecycle.forget(self)
         self._over = True
@@ -271,16 +270,9 @@ class Run:
     def _new_window(self, start: int) -> Window:
         number = self._iterations + 1
         attributes = {**self._common, semconv.ITERATION: number}
-        span = self.start_span(
-            semconv.SPAN_LOOP,
-            Context(),
-            attributes,
-            start,
-            links=[Link(self.run_span.get_span_context())],
-        )
+        span = self.start_span(semconv.SPAN_LOOP, None, attributes, start, links=self._links)
         self.account.begin(start)
-        context = set_span_in_context(span, Context())
-        return Window(number, start, lanes.current(), span, context, attributes)
+        return Window(number, start, lanes.current(), span, attributes)
 
     def _close_window(
         self,
@@ -501,7 +493,8 @@ class Run:
 
     def _die_in_child(self) -> None:
         """In a forked child: nothing is recorded, and no lock is one that the parent held."""
-        self.live = self._processor.live = False
+        self.live = False
+        self._tracers.close()
         self._over = True
         self._lock = threading.RLock()
         self.window = None

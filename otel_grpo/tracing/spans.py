@@ -1,13 +1,49 @@
-"""What is read of a span on every start, end and line."""
+"""What is common to the spans of all providers: how ours start, and what is read of them."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import StatusCode
 
 from otel_grpo import semconv
+from otel_grpo.records.model import ERROR, FUSED_OPTIMIZER, NOT_DEVICE_SYNCED, OWN_LOG
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, Span
+
+
+class Parent(Protocol):
+    """What a span of ours may lie below: an open phase or an iteration's window."""
+
+    @property
+    def span(self) -> Span | None: ...
+    @property
+    def context(self) -> Context: ...
+
+
+class StartSpan(Protocol):
+    """Starts a span of ours.
+
+    Attributes are `given` for it alone, `common` to all spans of its window, and its phase; of the
+    same key the last one counts.
+    """
+
+    def __call__(
+        self,
+        name: str,
+        parent: Parent | None,
+        common: Mapping[str, Any],
+        start_ns: int,
+        phase: str | None = None,
+        given: Mapping[str, Any] | None = None,
+        links: Sequence[Link] = (),
+    ) -> Span: ...
 
 
 def attributes_of(span: ReadableSpan) -> dict[str, Any]:
@@ -20,3 +56,18 @@ def is_foreign(span: ReadableSpan) -> bool:
     """Whether another library made it."""
     scope = span.instrumentation_scope
     return scope is None or scope.name != semconv.SCOPE
+
+
+def flags_at_start(attributes: Mapping[str, Any]) -> int:
+    """Flags of a span's row while it is open."""
+    return OWN_LOG if attributes.get(semconv.OWN) else 0
+
+
+def flags_at_end(status: StatusCode, attributes: Mapping[str, Any]) -> int:
+    """Flags of a span's row that are known once it is over."""
+    flags = ERROR if status is StatusCode.ERROR else 0
+    if attributes.get(semconv.OPTIMIZER_FUSED):
+        flags |= FUSED_OPTIMIZER
+    if attributes.get(semconv.DEVICE_SYNCED) is False:
+        flags |= NOT_DEVICE_SYNCED
+    return flags

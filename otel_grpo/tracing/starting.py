@@ -19,6 +19,7 @@ from otel_grpo.records.files import errno_name
 from otel_grpo.records.model import Attempt, ClockPair, Device, Trainer, World
 from otel_grpo.tracing import given, sanitize
 from otel_grpo.tracing.guard import Guard, is_true, logger
+from otel_grpo.tracing.light import LightSpans
 from otel_grpo.tracing.output import Output
 from otel_grpo.tracing.processor import AccountProcessor
 from otel_grpo.tracing.provider import Tracers, resource
@@ -89,8 +90,9 @@ def start(
             role=role,
             sources=run.sources(),
         )
-        processor = AccountProcessor(run.account, guard, output.span)
-        tracers = Tracers(
+        light = LightSpans(
+            run.account,
+            run.clock,
             resource(
                 {
                     semconv.RL_SYSTEM: attempt.trainer.name,
@@ -103,10 +105,12 @@ def start(
                     semconv.RL_WORLD_SIZE: attempt.world.size,
                 }
             ),
-            processor,
-            tracer_provider,
+            output.span,
+            run._attributes,
         )
-        run.begin(output, processor, tracers, attempt.started_unix_ns, role)
+        processor = AccountProcessor(run.account, guard, output.span)
+        tracers = Tracers(light, processor, tracer_provider)
+        run.begin(output, tracers, attempt.started_unix_ns, role)
     except Exception as error:
         run.live = False
         guard.fault("run.start", error)

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, TypeVar, overload
 
-from opentelemetry.context import Context
 from opentelemetry.trace import Span
 
 from otel_grpo import semconv
@@ -112,15 +111,13 @@ class _Call:
             return
         try:
             window = run.window
-            parent = current_phase(run)
-            if parent is not None:
-                context = parent.context
-            else:
-                context = Context() if window is None else window.context
-            attributes = {} if window is None else dict(window.attributes)
+            attributes = {} if window is None else window.attributes
             self._start = run.clock.now()
             self._span = run.start_span(
-                semconv.SPAN_WORKER + self._name, context, attributes, self._start
+                semconv.SPAN_WORKER + self._name,
+                current_phase(run) or window,
+                attributes,
+                self._start,
             )
             self._run = run
         except Exception as error:

@@ -6,10 +6,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
-    from opentelemetry.trace import Span
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, set_span_in_context
 
+if TYPE_CHECKING:
     from otel_grpo.core.ledger import WindowEvents
     from otel_grpo.records.model import Publication as PublicationRow
     from otel_grpo.tracing.account import Row
@@ -55,12 +55,16 @@ class Window:
     start_ns: int
     lane: int
     span: Span
-    context: Context
     attributes: dict[str, Any]  # of every span in it
     publications: list[Publication] = field(default_factory=list)
     readings: list[tuple[int, Reading]] = field(default_factory=list)
     workers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     nonfinite: list[str] = field(default_factory=list)
+
+    @property
+    def context(self) -> Context:
+        """Context for spans right below its own."""
+        return set_span_in_context(self.span, Context())
 
 
 @dataclass(slots=True)
