@@ -203,13 +203,16 @@ def _updates(
             for share, brings, more in zip(said, new, unnamed, strict=True)
             if share is said[0] or brings or more
         ]
+        samples = int(union.times.sum()) + sum(unnamed)
+        nominal = _sum_known(counted)
         merged.rows.append(
             Update(
                 step=applied,
                 start_ns=first.start_ns,
                 end_ns=first.end_ns,
-                samples=int(union.times.sum()) + sum(unnamed),
-                nominal=_sum_known(counted),
+                samples=samples,
+                # Without a rank nobody knows whether there is a tail: none is claimed.
+                nominal=samples if ranks.missing and nominal is not None else nominal,
                 status=verdict.status,
                 reason=verdict.reason,
                 ranks=verdict.ranks,

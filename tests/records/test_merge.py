@@ -202,7 +202,10 @@ def test_samples_and_updates_against_a_dict(job):
             expected = statuses.pop()
         assert update.status == expected
         assert update.samples == took.total()
-        assert update.nominal == (None if None in nominal else sum(nominal))
+        if None in nominal:
+            assert update.nominal is None
+        else:
+            assert update.nominal == (took.total() if missing else sum(nominal))
         assert Counter(ids_in(result.update_samples[k])) == took
         assert result.update_trained[k] == sum(length_of(s, "trained") * n for s, n in took.items())
         applied += expected == "applied"
@@ -241,7 +244,11 @@ def test_late_ranks_and_any_order_give_the_same_numbers(job, seed):
     second = merge(written, gathered(came, len(shares)), 0)
     there = msgspec.structs.replace(second.attributes.ranks, received=len(shares))
     assert there == whole.attributes.ranks
-    assert figures(second.attributes) == figures(whole.attributes)
+    expected, found = figures(whole.attributes), figures(second.attributes)
+    if late:  # the record claimed no tail of the ranks that were in time
+        for metrics in (expected, found):
+            metrics.pop("updates.partial", None)
+    assert found == expected
     assert second.update_trained == whole.update_trained
     assert second.attributes.per_rank == whole.attributes.per_rank
 
