@@ -33,7 +33,8 @@ from otel_grpo.records.model import (
 )
 from otel_grpo.tracing import starting
 from otel_grpo.tracing.guard import Guard
-from otel_grpo.tracing.run import Readings, Run
+from otel_grpo.tracing.run import Run
+from otel_grpo.tracing.sampler import Readings
 
 __all__ = ["FakeClock", "RecordedRun", "recorded_run"]
 
@@ -103,6 +104,7 @@ def recorded_run(
     clock: Clock | None = None,
     devices: Sequence[Device] = (),
     readings: Readings | None = None,
+    lockstep: bool = True,
     strict: bool = True,
     **options: Any,
 ) -> Iterator[RecordedRun]:
@@ -115,6 +117,8 @@ def recorded_run(
         clock: a `FakeClock`, say.
         devices: of the job; default: none, so that there are no throughputs.
         readings: gives memory readings; default: none.
+        lockstep: read when the loop asks and have it wait for the answer, so that a clock that
+            stands still tells when; False: beside the loop, as in a real run.
         strict: raise what a training must not see.
         options: of `otel_grpo.start_run`.
     """
@@ -128,6 +132,7 @@ def recorded_run(
             devices=devices,
             roles=list(enumerate(roles)) if devices else None,
             readings=readings,
+            lockstep=lockstep,
             guard=Guard(strict=strict),
             **options,
         )

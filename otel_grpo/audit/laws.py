@@ -18,6 +18,7 @@ from otel_grpo.records.model import (
     CONTINUED,
     OPEN_AT_END,
     IntervalRow,
+    Memory,
     Observed,
     RolloutAttributes,
     TrainAttributes,
@@ -124,11 +125,7 @@ class Laws:
         ):
             self._wrong(line, "attributes.truncated", "not distinct positions of samples")
         if not isinstance(a.memory, UnsetType):
-            for name in a.memory.__struct_fields__:
-                values = getattr(a.memory, name)
-                if not isinstance(values, UnsetType) and len(values) != len(a.memory.instant):
-                    self._wrong(line, f"attributes.memory.{name}", "columns of different lengths")
-                    computable = False
+            computable &= self._memory(line, a.memory)
         if not isinstance(a.devices, UnsetType) and devices is not None:
             for index, _ in a.devices:
                 if not 0 <= index < devices:
@@ -143,6 +140,37 @@ class Laws:
             )
         self._stored(line, record)
         return computable
+
+    def _memory(self, line: int, memory: Memory) -> bool:
+        """Columns of one length, and at least as many resets of peaks as the rows show."""
+        columns: dict[str, list[int | None]] = {}
+        whole = True
+        for name in memory.__struct_fields__:
+            values = getattr(memory, name)
+            if isinstance(values, list):
+                columns[name] = values
+                if len(values) != len(memory.instant):
+                    self._wrong(line, f"attributes.memory.{name}", "columns of different lengths")
+                    whole = False
+        if not whole:
+            return False
+        nothing: list[int | None] = [None] * len(memory.instant)
+        owners = zip(
+            memory.rank, memory.host, memory.pid, columns.get("device", nothing), strict=True
+        )
+        peaks = [columns.get(f"allocator_peak_{n}", nothing) for n in ("allocated", "reserved")]
+        last: dict[object, tuple[int | None, ...]] = {}
+        fell = 0
+        for owner, now in zip(owners, zip(*peaks, strict=True), strict=True):
+            before = last.get(owner, now)
+            fell += any(
+                b is not None and n is not None and n < b for b, n in zip(before, now, strict=True)
+            )
+            last[owner] = now
+        if fell > memory.peak_resets:
+            message = f"peaks fell {fell} times in the rows"
+            self._wrong(line, "attributes.memory.peak_resets", message, memory.peak_resets)
+        return True
 
     def columns(self, line: int, columns: Mapping[str, Column | None]) -> None:
         """Lengths and visits count something: none is negative."""

@@ -78,10 +78,11 @@ class Publication(msgspec.Struct, frozen=True):
     snapshot: dict[str, int | None] = {}
 
 
-class Memory(msgspec.Struct, frozen=True):
+class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
     """Readings of memory as columns of equal length, in bytes; null where a reading lacks a value.
 
-    ``device`` is an index into the inventory of ``run.json``.
+    ``device`` is an index into the inventory of ``run.json``. ``peak_resets`` counts the readings in
+    which a peak of the allocator was lower than in the one before: somebody reset it.
     """
 
     instant: list[int]
@@ -98,6 +99,7 @@ class Memory(msgspec.Struct, frozen=True):
     process_rss: list[int | None] | UnsetType = UNSET
     host_used: list[int | None] | UnsetType = UNSET
     host_total: list[int | None] | UnsetType = UNSET
+    peak_resets: int = 0
 
 
 class Ranks(msgspec.Struct, frozen=True):

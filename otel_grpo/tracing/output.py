@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from otel_grpo.core.clock import Clock
     from otel_grpo.core.ledger import TrainedLengths
-    from otel_grpo.records.model import Attempt, OpenWindow, RunStatus, WorkerLine
+    from otel_grpo.records.model import Attempt, OpenWindow, RolloutRecord, RunStatus, WorkerLine
     from otel_grpo.records.rundir import RunDir
     from otel_grpo.tracing.guard import Guard
-    from otel_grpo.tracing.window import ClosedWindow
+    from otel_grpo.tracing.window import ClosedWindow, Window
 
 # How often summary.json is rewritten while nothing else happens: an open wait is visible.
 SUMMARY_TICK_S = 5.0
@@ -44,6 +44,7 @@ class Sources:
     self_ns: Callable[[], int]
     open_window: Callable[[], OpenWindow | None]
     release: Callable[[], None]  # hand over windows whose publications waited long enough
+    settle: Callable[[Window], None]  # wait, within a bound, for a window's readings
 
 
 class Output:
@@ -109,7 +110,7 @@ class Output:
         self.writer.put("spans", span)
 
     def rollout(self, closed: ClosedWindow, *, held: bool) -> bool:
-        return self.writer.put("metrics_raw", partial(self._recorder.rollout, closed), held=held)
+        return self.writer.put("metrics_raw", partial(self._rollout, closed), held=held)
 
     def train(self, draft: UpdateDraft) -> None:
         self.writer.put("metrics_raw", partial(self._recorder.train, draft))
@@ -157,6 +158,10 @@ class Output:
             tell(f"run {self.run_id} is recorded in {self.path}")
 
     # --- on the writer's thread
+
+    def _rollout(self, closed: ClosedWindow) -> RolloutRecord | None:
+        self._sources.settle(closed.window)
+        return self._recorder.rollout(closed)
 
     def tick(self) -> None:
         self._sources.release()

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 from otel_grpo.records.model import Publication as Row
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from otel_grpo.records.model import PublicationKind
     from otel_grpo.tracing.run import Run
-    from otel_grpo.tracing.window import Reading
+    from otel_grpo.tracing.sampler import Request
 
 
 class Publication:
@@ -24,16 +22,24 @@ class Publication:
         self.started_ns = 0
         self.completed_ns: int | None = None
         self.bytes: int | None = None
+        self.queue: int | None = None
+        self.request: Request | None = None  # the reading of its snapshot
         self.snapshot: dict[str, int | None] = {}
         # Its window's record is made: a later completion is a line of its own.
         self.recorded = False
         self._run = run
 
-    def take_snapshot(self, readings: Sequence[Reading], queue: int | None) -> None:
-        """Resources at this moment: the version, the queue, the memory of this process."""
-        self.snapshot = {"version": self.version}
-        if queue is not None:
-            self.snapshot["queue"] = queue
+    def take_snapshot(self) -> None:
+        """Resources at its completion: the version, the queue, the memory of this process.
+
+        Fills what its row has already: the reading comes after the row was made.
+        """
+        if self.completed_ns is None:
+            return
+        self.snapshot["version"] = self.version
+        if self.queue is not None:
+            self.snapshot["queue"] = self.queue
+        readings = (self.request and self.request.readings) or ()
         for name in ("process_rss", "host_used", "device_used", "allocator_allocated"):
             values = [
                 value for reading in readings if (value := getattr(reading, name)) is not None

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from otel_grpo.core.timeline import Timeline
     from otel_grpo.records.model import Number
     from otel_grpo.tracing.account import Row
-    from otel_grpo.tracing.window import ClosedWindow, Reading
+    from otel_grpo.tracing.samples import Samples
+    from otel_grpo.tracing.window import ClosedWindow
 
 DeviceRoles = list[tuple[int, list[str]]]
 
@@ -246,7 +247,7 @@ class Recorder:
             padding=UNSET if events.padding is None else events.padding,
             updates=[_update(event) for event in events.updates],
             publications=closed.publications,
-            memory=_memory(window.readings),
+            memory=_memory(window.samples),
             workers={method: {"0": durations} for method, durations in window.workers.items()},
             nonfinite=window.nonfinite,
             foreign_spans=closed.foreign_spans,
@@ -291,20 +292,22 @@ def _update(event: UpdateEvent) -> Update:
     )
 
 
-def _memory(readings: list[tuple[int, Reading]]) -> Memory:
+def _memory(samples: Samples) -> Memory:
     """Readings as columns; a column in which nothing was read is absent."""
-    if not readings:
+    rows = samples.memory()
+    if not rows:
         return UNSET  # type: ignore[return-value]
     columns: dict[str, list[int | None]] = defaultdict(list)
     for name in ("device", *_READING_COLUMNS):
-        values = [getattr(reading, name, None) for _, reading in readings]
+        values = [getattr(row.reading, name) for row in rows]
         if any(value is not None for value in values):
             columns[name] = values
     return Memory(
-        instant=[instant for instant, _ in readings],
-        rank=[reading.rank for _, reading in readings],
-        host=[reading.host for _, reading in readings],
-        pid=[reading.pid for _, reading in readings],
+        instant=[row.instant for row in rows],
+        rank=[row.reading.rank for row in rows],
+        host=[row.reading.host for row in rows],
+        pid=[row.reading.pid for row in rows],
+        peak_resets=samples.peak_resets,
         **columns,
     )
 

@@ -32,16 +32,17 @@ from otel_grpo.tracing.output import Output, Sources
 from otel_grpo.tracing.phase import Phase, mark_failed
 from otel_grpo.tracing.provider import Tracers
 from otel_grpo.tracing.recorder import UpdateDraft
-from otel_grpo.tracing.window import ClosedWindow, Reading, Window
+from otel_grpo.tracing.window import ClosedWindow, Window
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from otel_grpo.core.ledger import RolloutId
     from otel_grpo.tracing.publication import Publication
+    from otel_grpo.tracing.sampler import Sampler
+    from otel_grpo.tracing.samples import Samples
     from otel_grpo.tracing.update import Update
 
-Readings = Callable[[], Sequence[Reading]]
 T = TypeVar("T")
 
 
@@ -68,7 +69,7 @@ class Run:
         self.ended_by: BaseException | None = None
         self._replays: set[RolloutId] = set()
         self.account = Account()
-        self.readings: Readings | None = None
+        self.sampler: Sampler | None = None
 
     # --- start and end ---------------------------------------------------------------------------
 
@@ -78,6 +79,7 @@ class Run:
             self_ns=lambda: self.self_ns,
             open_window=self._open_now,
             release=self._release_if_free,
+            settle=self._settle,
         )
 
     def begin(
@@ -104,9 +106,18 @@ class Run:
         self.run_span = tracers.light.start(semconv.SPAN_RUN, None, self._common, started_ns)
         self._links = [Link(self.run_span.get_span_context())]
         output.start()
+        self._start_sampler()
         self.live = True
         self._over = False
         lifecycle.register(self)
+
+    def _start_sampler(self) -> None:
+        if self.sampler is not None:
+            try:
+                self.sampler.start()
+            except Exception as error:  # no thread to be had: the run goes on without readings
+                self.sampler = None
+                self.guard.fault("memory", error)
 
     def __enter__(self) -> Run:
         return self
@@ -164,6 +175,8 @@ class Run:
 
     def _close_files(self) -> None:
         flushed = self.output.flush()
+        if self.sampler is not None:
+            self.sampler.stop()
         # Not before: the writer's thread ends the `rl.loop` span of each record that it builds.
         self._tracers.close()
         self.output.close(flushed=flushed)
@@ -193,13 +206,10 @@ class Run:
         return Phase(self, name, attributes, parent=parent, start_ns=start_ns)
 
     def memory(self) -> None:
-        """Read memory now, on this thread; the time is a `log` interval, marked as our own."""
+        """Have memory and devices read now, on a thread of its own: nothing waits for it here."""
         with self._event("memory", self.window) as window:
-            if window is None or self.readings is None:
-                return
-            with Phase(self, semconv.LOG, {semconv.OWN: True}):
-                instant = self.clock.now()
-                window.readings.extend((instant, reading) for reading in self.readings())
+            if window is not None and self.sampler is not None:
+                window.requests.append(self.sampler.ask(window.samples))
 
     def log_scalars(
         self,
@@ -385,8 +395,6 @@ class Run:
         self, publication: Publication, at_ns: int | None, size: int | None, queue: int | None
     ) -> None:
         completed_ns = self._instant("publication", at_ns)
-        # Without the lock: memory may be slow to read, and the training would wait for its thread.
-        readings = self._readings_after(completed_ns)
         with self._event("publication", self.window, window_needed=False):
             if not self.live:
                 return
@@ -395,8 +403,10 @@ class Run:
                 return
             publication.completed_ns = completed_ns
             publication.bytes = self._checked("publication", size, _as_bytes)
-            waiting = self._checked("publication", queue, _as_queue)
-            publication.take_snapshot(readings, waiting)
+            publication.queue = self._checked("publication", queue, _as_queue)
+            if not publication.recorded and self.sampler is not None:
+                samples = self.opened_samples()
+                publication.request = self.sampler.ask(samples, asked=False)
             if publication.recorded:
                 self.output.worker(
                     PublicationCompleted(
@@ -409,25 +419,27 @@ class Run:
                 )
             self.handover.release_windows(self.clock.now())
 
-    def _readings_after(self, instant: int) -> Sequence[Reading]:
-        """Memory after an instant: what this window read last if that was later, else a new one."""
-        window = self.window
-        read = [] if window is None else window.readings.copy()
-        if read and read[-1][0] >= instant:
-            return [reading for at, reading in read if at == read[-1][0]]
-        try:
-            return self.readings() if self.live and self.readings is not None else []
-        except Exception as error:  # the publication counts without them
-            self.guard.fault("publication.snapshot", error)
-            return []
-
     def worker_call(self, method: str, duration_ns: int) -> None:
         """One call of a timed function that ended in the open window."""
         with self._event("timed", self.window, window_needed=False) as window:
             if window is not None and self.window is not None:
                 self.window.workers[method].append(duration_ns)
 
-    # --- asked for by the writer's thread --------------------------------------------------------
+    # --- asked for by the writer's thread and the sampler's ----------------------------------------
+
+    def _settle(self, window: Window) -> None:
+        """Wait a bounded time for the readings of a window that is about to be recorded."""
+        requests, window.requests = window.requests, []
+        requests += [p.request for p in window.publications if p.request is not None]
+        if self.sampler is not None:
+            for _ in range(self.sampler.wait(requests)):
+                self.guard.fault("memory.late", TimeoutError("a reading did not come in time"))
+        for publication in window.publications:
+            publication.take_snapshot()
+
+    def opened_samples(self) -> Samples | None:
+        window = self.window
+        return None if window is None else window.samples
 
     def _release_if_free(self) -> None:
         # The writer's thread waits for no other: the lock may be held over a reading of memory.
@@ -498,6 +510,7 @@ class Run:
         self._over = True
         self._lock = threading.RLock()
         self.window = None
+        self.sampler = None
 
 
 def _as_instant(value: Any) -> int:

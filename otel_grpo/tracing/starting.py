@@ -23,13 +23,18 @@ from otel_grpo.tracing.light import LightSpans
 from otel_grpo.tracing.output import Output
 from otel_grpo.tracing.processor import AccountProcessor
 from otel_grpo.tracing.provider import Tracers, resource
-from otel_grpo.tracing.run import Readings, Run
+from otel_grpo.tracing.run import Run
+from otel_grpo.tracing.sampler import INTERVAL_S, Readings, Sampler
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
     from otel_grpo.records.rundir import RunDir
     from otel_grpo.tracing.recorder import DeviceRoles
+
+
+#: Milliseconds between two looks at memory and devices; 0: only when the training asks.
+INTERVAL = "OTEL_GRPO_SAMPLE_INTERVAL"
 
 
 def start(
@@ -49,6 +54,7 @@ def start(
     tracer_provider: TracerProvider | None = None,
     clock: Clock | None = None,
     guard: Guard | None = None,
+    lockstep: bool = False,
 ) -> Run:
     """Start a run (see `otel_grpo.start_run`). Never raises: a run that can't start is not live."""
     guard = guard or Guard()
@@ -63,7 +69,15 @@ def start(
         run_id = directory.run_id if directory is not None else run_id or os.urandom(8).hex()
         role = re.sub(r"[^A-Za-z0-9._-]+", "_", sanitize.label(role))
         run.clock = clock or Clock.read()
-        run.readings = readings
+        if readings is not None:
+            run.sampler = Sampler(
+                readings,
+                run.clock,
+                guard,
+                run.opened_samples,
+                interval_s=0 if lockstep else _interval_s(guard),
+                lockstep=lockstep,
+            )
         attempt = _attempt(
             run.clock,
             number=1 if directory is None else directory.attempt,
@@ -137,6 +151,17 @@ def _attempt(
         config_fingerprint=fingerprint(config),
         base=base,
     )
+
+
+def _interval_s(guard: Guard) -> float:
+    told = os.environ.get(INTERVAL, "").strip()
+    if not told:
+        return INTERVAL_S
+    try:
+        return given.natural(int(told), INTERVAL) / 1000
+    except ValueError as error:
+        guard.misuse("sample_interval", f"{INTERVAL}: {error}")
+        return INTERVAL_S
 
 
 def _base(guard: Guard, base: Mapping[str, int]) -> dict[str, int]:

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, set_span_in_context
 
+from otel_grpo.tracing.samples import Samples
+
 if TYPE_CHECKING:
     from otel_grpo.core.ledger import WindowEvents
     from otel_grpo.records.model import Publication as PublicationRow
     from otel_grpo.tracing.account import Row
     from otel_grpo.tracing.publication import Publication
+    from otel_grpo.tracing.sampler import Request
 
 
 class Reading(Protocol):
@@ -57,7 +60,8 @@ class Window:
     span: Span
     attributes: dict[str, Any]  # of every span in it
     publications: list[Publication] = field(default_factory=list)
-    readings: list[tuple[int, Reading]] = field(default_factory=list)
+    samples: Samples = field(default_factory=Samples)
+    requests: list[Request] = field(default_factory=list)  # readings that its record waits for
     workers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     nonfinite: list[str] = field(default_factory=list)
 

@@ -305,3 +305,18 @@ def test_a_ramp_needs_four_values():
     ramp = Ramp()
     assert [ramp.grows(v) for v in (10, 20, 30, 40, 50)] == [False, False, False, True, False]
     assert [ramp.grows(v) for v in (0, 0, 0, 0)] == [False] * 4
+
+
+def test_resets_of_peaks_are_at_least_those_of_the_rows(files, tmp_path):
+    """A peak that is lower than before was reset: one that nobody counted is found."""
+    line, memory = next(
+        (number, record["attributes"]["memory"])
+        for number, record in enumerate(files.records, 1)
+        if "memory" in record["attributes"]
+    )
+    memory["allocator_peak_reserved"] = [200, 90, 150]  # ranks 0, 1, 0: rank 0's fell
+    wrong = found(audit(files.write(tmp_path)), field="attributes.memory.peak_resets", line=line)
+    assert len(wrong) == 1
+    memory["peak_resets"] = 1
+    later = audit(files.write(tmp_path / "again"))
+    assert not found(later, field="attributes.memory.peak_resets")

@@ -13,7 +13,7 @@ import pytest
 
 import otel_grpo
 from otel_grpo.records import reader
-from otel_grpo.records.model import CONTINUED, OPEN_AT_END, OWN_LOG, Device
+from otel_grpo.records.model import CONTINUED, OPEN_AT_END, Device
 from otel_grpo.records.summary import summarize
 from otel_grpo.testing import FakeClock, RecordedRun, recorded_run
 
@@ -201,7 +201,7 @@ class Reading:
 
 
 def test_memory_is_read_at_the_end_and_when_asked(clock: FakeClock) -> None:
-    """Each reading is a log interval of our own; the largest one counts."""
+    """No interval of the training is spent on it; the largest reading counts."""
     asked = iter([100, 300, 200])
 
     def readings() -> list[Reading]:
@@ -212,9 +212,10 @@ def test_memory_is_read_at_the_end_and_when_asked(clock: FakeClock) -> None:
         it.memory()
         recorded.run.memory()
     (record,) = recorded.rollouts
-    assert [row[2] for row in record.attributes.intervals] == ["log"] * 3
-    assert {row[6] for row in record.attributes.intervals} == {OWN_LOG}
-    assert record.metrics["time.log_ns"] == 3 * SECOND
+    assert record.attributes.intervals == []
+    assert record.metrics["time.log_ns"] == 0
+    start = record.attributes.window.start_ns
+    assert record.attributes.memory.instant == [start, start + SECOND, start + 2 * SECOND]
     assert record.metrics["memory.allocator.allocated.max_bytes"] == 300
     assert record.attributes.memory.allocator_allocated == [100, 300, 200]
     assert record.attributes.memory.allocator_peak_allocated is msgspec.UNSET
