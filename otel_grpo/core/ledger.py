@@ -6,7 +6,7 @@ window into the evidence of its record.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_grpo.core.atomic import at_once
+from otel_grpo.core.columns import Ints, total
 
-Ints = npt.NDArray[np.int64]
 RolloutId = str | int
 # rollout id, first index, number of samples
 Run = tuple[RolloutId, int, int]
@@ -82,8 +82,10 @@ class Batch(NamedTuple):
 
 
 class Visit(NamedTuple):
+    """A training pass over samples of one rollout: a slice of a batch, or any of them."""
+
     rollout_id: RolloutId
-    indices: Ints
+    indices: Ints | range
 
 
 class UpdateEvent(NamedTuple):
@@ -130,25 +132,27 @@ class Ledger:
         A sample that comes again (replay) is no new sample: its visits are `revisited`.
         """
         known = self._known.setdefault(batch.rollout_id, [])
-        fresh = np.ones(batch.n, dtype=bool)
-        stop = batch.first + batch.n
+        start, stop = batch.first, batch.first + batch.n
+        fresh: list[tuple[int, int]] = []  # what lies between the known ones
         # Sorted and disjoint: those before the batch's neighbour can't reach into it.
-        at = max(bisect_left(known, (batch.first,)) - 1, 0)
+        at = max(bisect_left(known, (start,)) - 1, 0)
         while at < len(known) and known[at][0] < stop:
-            low, high = max(known[at][0], batch.first), min(sum(known[at]), stop)
-            if low < high:
-                fresh[low - batch.first : high - batch.first] = False
+            if start < known[at][0]:
+                fresh.append((start, known[at][0]))
+            start = max(start, sum(known[at]))
             at += 1
-        for start, stop in _true_runs(fresh):
-            part = _part(batch, start, stop)
+        if start < stop:
+            fresh.append((start, stop))
+        for start, stop in fresh:
+            part = _part(batch, start - batch.first, stop - batch.first)
             self.window.consumed.append(part)
-            at = bisect_left(known, (part.first,))
-            if at and sum(known[at - 1]) == part.first:
+            at = bisect_left(known, (start,))
+            if at and sum(known[at - 1]) == start:
                 known[at - 1] = (known[at - 1][0], known[at - 1][1] + part.n)
             else:
-                known.insert(at, (part.first, part.n))
+                known.insert(at, (start, part.n))
             self.trained.remember(part)
-        return int(fresh.sum())
+        return sum(stop - start for start, stop in fresh)
 
     def visit(self, visits: Iterable[Visit]) -> None:
         """Count one training pass over each sample."""
@@ -267,14 +271,17 @@ class TrainedLengths:
     def __init__(self, bound: int = HISTORY_SAMPLES) -> None:
         self._bound = bound
         self._held = 0
-        self._parts: OrderedDict[tuple[RolloutId, int], npt.NDArray[np.int32]] = OrderedDict()
+        self._parts: OrderedDict[tuple[RolloutId, int], npt.NDArray[np.signedinteger]] = (
+            OrderedDict()
+        )
         self._firsts: dict[RolloutId, list[int]] = defaultdict(list)
 
     def remember(self, batch: Batch) -> None:
         trained = batch.columns.get("trained_lengths")
         if trained is None:
             return
-        self._parts[batch.rollout_id, batch.first] = trained.astype(np.int32)
+        narrow = np.int32 if int(trained.max(initial=0)) < 2**31 else np.int64
+        self._parts[batch.rollout_id, batch.first] = trained.astype(narrow)
         insort(self._firsts[batch.rollout_id], batch.first)
         self._held += batch.n
         while self._held > self._bound:
@@ -283,12 +290,19 @@ class TrainedLengths:
             del firsts[bisect_left(firsts, first)]
             self._held -= len(lengths)
 
-    def of(self, rollout_id: RolloutId, indices: Ints) -> Ints:
+    def of(self, rollout_id: RolloutId, indices: Ints | range) -> Ints:
         """Length of each sample, in order; -1 where it is not known. Shape of `indices`."""
+        known = self._firsts.get(rollout_id, ())
+        if isinstance(indices, range) and (at := bisect_right(known, indices.start)):
+            first = known[at - 1]
+            part = self._parts.get((rollout_id, first))
+            if part is not None and indices.stop <= first + len(part):
+                return part[indices.start - first : indices.stop - first]
+        indices = _array(indices)
         lengths = np.full(len(indices), -1, dtype=np.int64)
-        firsts = np.array(self._firsts.get(rollout_id, ()), dtype=np.int64)
+        firsts = np.array(known, dtype=np.int64)
         part_of = np.searchsorted(firsts, indices, side="right") - 1
-        for position in np.unique(part_of[part_of >= 0]).tolist():
+        for position in np.flatnonzero(np.bincount(part_of + 1)[1:]).tolist():
             first = int(firsts[position])
             part = self._parts.get((rollout_id, first))
             if part is not None:
@@ -298,31 +312,40 @@ class TrainedLengths:
 
     def total(self, visits: Iterable[Visit]) -> int | None:
         """Tokens of one pass over all of them; None when one is not known."""
-        total = 0
+        tokens = 0
         for rollout_id, indices in _by_rollout(visits).items():
             lengths = self.of(rollout_id, indices)
             if len(lengths) and int(lengths.min()) < 0:
                 return None
-            total += int(lengths.sum())
-        return total
+            tokens += total(lengths)
+        return tokens
+
+
+_NO_PLACES = (np.zeros(0, dtype=np.int64),) * 3
 
 
 def resolve(events: WindowEvents, trained: TrainedLengths) -> WindowCounts:
     """The evidence of a closed window."""
     batches = events.consumed
     places = _places(batches)
-    visited: list[Ints] = [np.zeros(0, dtype=np.int64)]  # rows of the columns, once for each visit
+    visit_counts = np.zeros(sum(batch.n for batch in batches), dtype=np.int64)
     earlier: dict[RolloutId, Ints] = {}
-    for rollout_id, indices in _by_rollout(events.visits).items():
-        if rollout_id in places:
-            firsts, ends, offsets = places[rollout_id]
-            part_of = np.searchsorted(firsts, indices, side="right") - 1
-            inside = (part_of >= 0) & (indices < ends[part_of])
-            part_of = part_of[inside]
-            visited.append(offsets[part_of] + indices[inside] - firsts[part_of])
-            earlier[rollout_id] = indices[~inside]
-        else:
-            earlier[rollout_id] = indices
+    for rollout_id, visited in _by_rollout(events.visits).items():
+        firsts, ends, offsets = places.get(rollout_id, _NO_PLACES)
+        if isinstance(visited, range):
+            at = np.searchsorted(firsts, visited.start, side="right") - 1
+            if at >= 0 and visited.stop <= ends[at]:
+                row = offsets[at] + visited.start - firsts[at]
+                visit_counts[row : row + len(visited)] += 1
+                continue
+        indices = _array(visited)
+        part_of = np.searchsorted(firsts, indices, side="right") - 1
+        inside = part_of >= 0
+        inside[inside] = indices[inside] < ends[part_of[inside]]
+        part_of = part_of[inside]
+        rows = offsets[part_of] + indices[inside] - firsts[part_of]
+        visit_counts += np.bincount(rows, minlength=len(visit_counts))
+        earlier[rollout_id] = indices[~inside]
     return WindowCounts(
         samples=merge_runs((b.rollout_id, b.first, b.n) for b in batches),
         columns={
@@ -330,9 +353,7 @@ def resolve(events: WindowEvents, trained: TrainedLengths) -> WindowCounts:
             for name in COLUMNS
             if batches and all(name in batch.columns for batch in batches)
         },
-        visit_counts=np.bincount(
-            np.concatenate(visited), minlength=sum(batch.n for batch in batches)
-        ),
+        visit_counts=visit_counts,
         truncated=_truncated(batches),
         revisited=[
             row
@@ -343,12 +364,38 @@ def resolve(events: WindowEvents, trained: TrainedLengths) -> WindowCounts:
     )
 
 
-def _by_rollout(visits: Iterable[Visit]) -> dict[RolloutId, Ints]:
-    """The indices of all visits of each rollout, in the order visited."""
-    parts: dict[RolloutId, list[Ints]] = defaultdict(list)
-    for visit in visits:
-        parts[visit.rollout_id].append(visit.indices)
-    return {rollout_id: np.concatenate(each) for rollout_id, each in parts.items()}
+def _by_rollout(visits: Iterable[Visit]) -> dict[RolloutId, Ints | range]:
+    """The indices of all visits of each rollout, in the order visited.
+
+    A range where they are slices that follow each other, as in a pass over a batch: the usual case,
+    which needs no look at each sample.
+    """
+    parts: dict[RolloutId, list[Ints | range]] = defaultdict(list)
+    for rollout_id, indices in visits:
+        if not len(indices):
+            continue
+        those = parts[rollout_id]
+        last = those[-1] if those else None
+        if isinstance(indices, range) and isinstance(last, range) and _continues(last, indices):
+            those[-1] = range(last.start, indices.stop)
+        else:
+            those.append(indices)
+    return {
+        rollout_id: those[0]
+        if len(those) == 1 and isinstance(those[0], range) and those[0].step == 1
+        else np.concatenate([*map(_array, those)])
+        for rollout_id, those in parts.items()
+    }
+
+
+def _continues(last: range, indices: range) -> bool:
+    return last.step == indices.step == 1 and last.stop == indices.start
+
+
+def _array(indices: Ints | range) -> Ints:
+    if isinstance(indices, range):
+        return np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
+    return indices
 
 
 def _places(batches: Sequence[Batch]) -> dict[RolloutId, tuple[Ints, Ints, Ints]]:
@@ -377,7 +424,7 @@ def _revisited(
     rows: list[tuple[RolloutId, int, int, int, int | None]] = []
     for part in np.split(np.arange(len(unique)), np.flatnonzero(breaks) + 1):
         start = part[0]
-        tokens = int(lengths[part].sum()) if known[start] else None
+        tokens = total(lengths[part]) if known[start] else None
         rows.append((rollout_id, int(unique[start]), len(part), int(counts[start]), tokens))
     return rows
 
@@ -386,6 +433,9 @@ def visit_runs(visits: Iterable[Visit]) -> list[Run]:
     """Visits as runs, sorted by index inside a rollout; a sample visited twice stands twice."""
     runs: list[Run] = []
     for rollout_id, indices in _by_rollout(visits).items():
+        if isinstance(indices, range):
+            runs.append((rollout_id, indices.start, len(indices)))
+            continue
         unique, counts = np.unique(indices, return_counts=True)
         while len(unique):
             breaks = np.flatnonzero(np.diff(unique) != 1) + 1
@@ -403,11 +453,6 @@ def merge_runs(runs: Iterable[Run]) -> list[Run]:
         else:
             merged.append((rollout_id, first, n))
     return merged
-
-
-def _true_runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.astype(np.int8), [0]))))
-    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
 def _part(batch: Batch, start: int, stop: int) -> Batch:

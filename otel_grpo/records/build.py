@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from operator import mul
 from typing import Any
 
 import msgspec
+import numpy as np
 from msgspec import UNSET
 
 from otel_grpo.core import lengths, memory, throughput, timeline
+from otel_grpo.core.columns import Ints, as_array, total
 from otel_grpo.core.intervals import measure
 from otel_grpo.records.model import (
     Memory,
@@ -22,11 +23,23 @@ from otel_grpo.records.model import (
     RolloutAttributes,
     RolloutId,
     RunAttributes,
+    SampleRun,
     TrainAttributes,
     Update,
 )
 
 TRAIN, GENERATE = "train", "generate"
+
+# The columns of the samples, one number each.
+COLUMNS = (
+    "prompt_lengths",
+    "completion_lengths",
+    "trained_lengths",
+    "environment_lengths",
+    "group_ids",
+    "visit_counts",
+    "policy_lag",
+)
 
 # Column of the readings -> the quantity that it reduces to, and the columns that name its owner.
 MEMORY_COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -64,14 +77,19 @@ def rollout_metrics(
     }  # fmt: skip
     for phase, figures in times.phases.items():
         metrics.update(_phase_metrics(phase, figures))
-    firsts = _first_of_group(attributes)
-    metrics.update(_sample_metrics(attributes, len(firsts)))
-    metrics.update(_token_metrics(attributes, firsts))
+    columns = {
+        name: as_array(values)
+        for name in COLUMNS
+        if (values := getattr(attributes, name)) is not UNSET
+    }
+    firsts = _first_of_group(attributes.samples or (), columns.get("group_ids"))
+    metrics.update(_sample_metrics(attributes, columns, len(firsts)))
+    metrics.update(_token_metrics(attributes, columns, firsts))
     tokens = metrics.get("tokens.total")
     if isinstance(tokens, int):
         for phase, figures in times.phases.items():
             _put(metrics, f"per_token.{phase}_ns", throughput.per_token(figures.busy_ns, tokens))
-    metrics.update(_length_metrics(attributes))
+    metrics.update(_length_metrics(columns))
     metrics.update(_update_metrics(attributes.updates))
     completed = sum(p.completed_ns is not None for p in attributes.publications)
     metrics["publications"] = completed
@@ -172,15 +190,18 @@ def _phase_metrics(phase: str, figures: timeline.PhaseTimes) -> dict[str, Number
     return {f"phase.{phase}.{key}": ns for key, ns in named.items() if ns is not None}
 
 
-def _sample_metrics(a: RolloutAttributes, groups: int) -> dict[str, Number]:
+def _sample_metrics(
+    a: RolloutAttributes, columns: Mapping[str, Ints], groups: int
+) -> dict[str, Number]:
     metrics: dict[str, Number] = {}
-    if a.group_ids is not UNSET:
+    if "group_ids" in columns:
         metrics["groups"] = groups
     if a.generated is not UNSET:
         metrics["samples.generated"] = sum(n for _, _, n in a.generated)
     metrics["samples.consumed"] = sum(n for _, _, n in a.samples) if a.samples else 0
     revisited = sum(n * visits for _, _, n, visits, _ in a.revisited)
-    metrics["samples.visits"] = (sum(a.visit_counts) if a.visit_counts else 0) + revisited
+    visits = total(columns["visit_counts"]) if "visit_counts" in columns else 0
+    metrics["samples.visits"] = visits + revisited
     metrics["samples.revisited"] = revisited
     if a.truncated is not UNSET:
         metrics["samples.truncated"] = len(a.truncated)
@@ -191,66 +212,77 @@ def _sample_metrics(a: RolloutAttributes, groups: int) -> dict[str, Number]:
     return metrics
 
 
-def _token_metrics(a: RolloutAttributes, firsts: Sequence[int]) -> dict[str, Number]:
+def _token_metrics(
+    a: RolloutAttributes, columns: Mapping[str, Ints], firsts: Sequence[int]
+) -> dict[str, Number]:
     metrics: dict[str, Number] = {}
-    for name in ("prompt", "completion", "environment", "trained"):
-        column = getattr(a, f"{name}_lengths")
-        if column is not UNSET:
-            metrics[f"tokens.{name}"] = sum(column)
-    if a.group_ids is not UNSET and a.prompt_lengths is not UNSET:
-        metrics["tokens.prompt_unique"] = sum(map(a.prompt_lengths.__getitem__, firsts))
-    _put(metrics, "tokens.visited", _visited_tokens(a))
+    tokens = {
+        name: total(columns[f"{name}_lengths"])
+        for name in ("prompt", "completion", "environment", "trained")
+        if f"{name}_lengths" in columns
+    }
+    metrics.update({f"tokens.{name}": n for name, n in tokens.items()})
+    if "group_ids" in columns and "prompt_lengths" in columns:
+        metrics["tokens.prompt_unique"] = total(columns["prompt_lengths"][firsts])
+    _put(metrics, "tokens.visited", _visited_tokens(a, columns))
     if a.padding is not UNSET:
         metrics["tokens.padding"] = a.padding
-    if a.prompt_lengths is not UNSET and a.completion_lengths is not UNSET:
-        metrics["tokens.total"] = sum(a.prompt_lengths) + sum(a.completion_lengths)
+    if "prompt" in tokens and "completion" in tokens:
+        metrics["tokens.total"] = tokens["prompt"] + tokens["completion"]
     return metrics
 
 
-def _visited_tokens(a: RolloutAttributes) -> int | None:
+def _visited_tokens(a: RolloutAttributes, columns: Mapping[str, Ints]) -> int | None:
     """Tokens under the loss mask, once per visit; None when a part of it is not known."""
-    if a.trained_lengths is UNSET and not a.revisited:
+    trained, visit_counts = columns.get("trained_lengths"), columns.get("visit_counts")
+    if trained is None and not a.revisited:
         return None
     visited = 0
-    if a.visit_counts:
-        if a.trained_lengths is not UNSET:
-            visited = sum(map(mul, a.trained_lengths, a.visit_counts))
-        elif any(a.visit_counts):
+    if visit_counts is not None:
+        if trained is not None:
+            visited = total(trained, visit_counts)
+        elif visit_counts.any():
             return None
-    for _, _, _, visits, trained in a.revisited:
-        if trained is None:
+    for _, _, _, visits, tokens in a.revisited:
+        if tokens is None:
             return None
-        visited += trained * visits
+        visited += tokens * visits
     return visited
 
 
-def _first_of_group(a: RolloutAttributes) -> list[int]:
+def _first_of_group(samples: Sequence[SampleRun], groups: Ints | None) -> list[int]:
     """Position of the first sample of each group; a group's samples may stand in several runs."""
-    if a.group_ids is UNSET or a.samples is UNSET:
+    if groups is None or not samples:
         return []
+    starts = np.cumsum([0, *(n for _, _, n in samples)][:-1])
+    # Only where the group or the run changes may one be the first.
+    changes = np.ones(len(groups), dtype=bool)
+    changes[1:] = groups[1:] != groups[:-1]
+    changes[starts] = True
+    positions = np.flatnonzero(changes)
+    bounds = [*np.searchsorted(positions, starts).tolist(), len(positions)]
     firsts: dict[RolloutId, dict[int, int]] = defaultdict(dict)
-    start = 0
-    for rollout_id, _, n in a.samples:
-        stop = start + n
-        # From the last to the first, so that the first is what remains.
-        groups = reversed(a.group_ids[start:stop])
-        here = dict(zip(groups, range(stop - 1, start - 1, -1), strict=True))
-        firsts[rollout_id] = here | firsts[rollout_id]
-        start = stop
+    # From the last to the first, so that the first is what remains.
+    for (rollout_id, _, _), low, high in reversed(
+        [*zip(samples, bounds, bounds[1:], strict=False)]
+    ):
+        here = positions[low:high][::-1]
+        firsts[rollout_id].update(zip(groups[here].tolist(), here.tolist(), strict=True))
     return [position for positions in firsts.values() for position in positions.values()]
 
 
-def _length_metrics(a: RolloutAttributes) -> dict[str, Number]:
+def _length_metrics(columns: Mapping[str, Ints]) -> dict[str, Number]:
     metrics: dict[str, Number] = {}
     for name in ("prompt", "completion"):
-        column = getattr(a, f"{name}_lengths")
-        if column:
+        column = columns.get(f"{name}_lengths")
+        if column is not None and len(column):
             for key, value in lengths.summarize(column)._asdict().items():
                 metrics[f"length.{name}.{key}"] = value
-    if a.policy_lag:
-        metrics["policy_lag.min"] = min(a.policy_lag)
-        metrics["policy_lag.max"] = max(a.policy_lag)
-        metrics["policy_lag.mean"] = sum(a.policy_lag) / len(a.policy_lag)
+    lag = columns.get("policy_lag")
+    if lag is not None and len(lag):
+        metrics["policy_lag.min"] = int(lag.min())
+        metrics["policy_lag.max"] = int(lag.max())
+        metrics["policy_lag.mean"] = total(lag) / len(lag)
     return metrics
 
 

@@ -7,12 +7,9 @@ Both get the same totals, because nothing but lines goes in.
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +74,8 @@ class TotalsBuilder:
         self._pending_samples = 0
         self._groups: int | None = None
         self._publications = self._publications_pending = self._nonfinite = 0
-        self._values: dict[str, Counter[int]] = defaultdict(Counter)
+        self._lengths = {name: lengths.Histogram() for name in ("prompt", "completion")}
+        self._policy_lag = lengths.Histogram()
         self._peaks: dict[str, dict[Hashable, int]] = defaultdict(dict)
         self._workers: dict[str, dict[str, list[int]]] = defaultdict(dict)
         self._rates: dict[str, _Rate] = defaultdict(_Rate)
@@ -138,12 +136,12 @@ class TotalsBuilder:
             publications=self._publications,
             publications_pending=self._publications_pending,
             length={
-                name: _lengths(self._values[name])
-                for name in ("prompt", "completion")
-                if self._values[name]
+                name: histogram.summarize()._asdict()
+                for name, histogram in self._lengths.items()
+                if histogram.n
             },
             memory=self._memory(),
-            policy_lag=_extremes(self._values["policy_lag"]),
+            policy_lag=self._extremes_of_lag(),
             nonfinite=self._nonfinite,
             throughput=self._throughput(),
             ranks=RankCounts(attempt.world.size, self._complete_ranks, self._incomplete_ranks),
@@ -190,9 +188,11 @@ class TotalsBuilder:
         self._publications += int(metrics["publications"] or 0)
         self._publications_pending += int(metrics["publications.pending"] or 0)
         self._nonfinite += int(metrics["nonfinite"] or 0)
-        for name in ("prompt", "completion"):
-            self._values[name].update(getattr(a, f"{name}_lengths") or ())
-        self._values["policy_lag"].update(a.policy_lag or ())
+        for name, histogram in self._lengths.items():
+            if (column := getattr(a, f"{name}_lengths")) is not UNSET:
+                histogram.add(column)
+        if a.policy_lag is not UNSET:
+            self._policy_lag.add(a.policy_lag)
         self._add_memory(a)
         for method, durations in a.workers.items():
             for rank, values in durations.items():
@@ -260,6 +260,12 @@ class TotalsBuilder:
         samples["pending"] = self._pending_samples
         samples["discarded"] = discarded
         return samples
+
+    def _extremes_of_lag(self) -> dict[str, int | float]:
+        if not self._policy_lag.n:
+            return {}
+        figures = self._policy_lag.summarize()
+        return {"min": figures.min, "max": figures.max, "mean": figures.mean}
 
     def _memory(self) -> dict[str, dict[str, int | float]]:
         reduced = {name: memory.reduce(peaks.items()) for name, peaks in self._peaks.items()}
@@ -388,37 +394,3 @@ def _last_observed(run_dir: Path, attempt: int) -> Observed:
     except reader.BadInput:
         return Observed()
     return summary.observed if summary.attempt == attempt else Observed()
-
-
-def _lengths(counts: Counter[int]) -> dict[str, int | float]:
-    """Summary of merged lengths, given as ``{length: occurrences}``."""
-    ordered = sorted(counts)
-    # How many lengths there are up to each one.
-    ranks = list(accumulate(map(counts.__getitem__, ordered)))
-    n = ranks[-1]
-
-    def at(percent: int) -> int:
-        return ordered[bisect_left(ranks, lengths.position(n, percent))]
-
-    return {
-        "min": ordered[0],
-        "max": ordered[-1],
-        "p50": at(50),
-        "p90": at(90),
-        "p99": at(99),
-        "mean": _total(counts) / n,
-    }
-
-
-def _extremes(counts: Counter[int]) -> dict[str, int | float]:
-    if not counts:
-        return {}
-    return {
-        "min": min(counts),
-        "max": max(counts),
-        "mean": _total(counts) / counts.total(),
-    }
-
-
-def _total(counts: Counter[int]) -> int:
-    return sum(map(mul, counts, counts.values()))

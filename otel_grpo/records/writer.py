@@ -35,13 +35,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from otel_grpo.core.atomic import at_once
+from otel_grpo.core.columns import as_ints
 from otel_grpo.records.files import LineFile, atomic_write, errno_name
 from otel_grpo.records.model import SinkCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 __all__ = [
@@ -81,7 +83,15 @@ OnWarning = Callable[[str, str, str], object]
 #: Told of each written struct: sink, struct, hash of its line (None in sinks without a chain).
 AfterWrite = Callable[[str, Any, "str | None"], object]
 
-_encoder = msgspec.json.Encoder()
+
+def _plain(value: Any) -> Sequence[int]:
+    """A column of a record, made Python's integers as its turn comes: one list at a time is alive."""
+    if isinstance(value, np.ndarray):
+        return as_ints(value)
+    raise NotImplementedError
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_plain)
 
 
 @dataclass(frozen=True)

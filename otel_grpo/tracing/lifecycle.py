@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,20 +45,22 @@ def forget(run: Run) -> None:
 
 
 def process_ns() -> int:
-    """Wall time since this process started, in nanoseconds."""
-    return time.time_ns() - _process_start_ns()
+    """Time since this process started, in nanoseconds."""
+    started = _started_ns(os.getpid())
+    if started is None:
+        return time.time_ns() - _loaded_ns
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - started
 
 
-def _process_start_ns() -> int:
+@cache
+def _started_ns(_pid: int) -> int | None:
+    """When this process started, in nanoseconds since boot; None where it can't be read."""
     try:
         # Field 22 of stat, counted after the name, which may hold spaces: clock ticks since boot.
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**9 // os.sysconf(
-            "SC_CLK_TCK"
-        )
-        return time.time_ns() - age_ns
-    except (OSError, AttributeError, ValueError, IndexError):
-        return _loaded_ns
+        return ticks * 10**9 // os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _finish_all() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import UNSET
 from opentelemetry.trace import Status, StatusCode
@@ -237,8 +237,9 @@ class Recorder:
             ranks=Ranks(expected=self.attempt.world.size, received=1),
             devices=UNSET if self._devices is None else self._devices,
             samples=counts.samples if consumed else UNSET,
-            **{name: column.tolist() for name, column in counts.columns.items()},
-            visit_counts=counts.visit_counts.tolist() if consumed else UNSET,
+            # Arrays as they are: the writer encodes them as the lists that a reader gets.
+            **cast("dict[str, Any]", counts.columns),
+            visit_counts=cast("Any", counts.visit_counts) if consumed else UNSET,
             truncated=UNSET if counts.truncated is None else counts.truncated,
             generated=events.generated or UNSET,
             discarded=events.discarded,

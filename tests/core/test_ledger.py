@@ -116,6 +116,8 @@ def make_batch(
 
 
 def make_visit(rollout_id: RolloutId, indices: Iterable[int]) -> Visit:
+    if isinstance(indices, range):  # a slice of a batch stays one
+        return Visit(rollout_id, indices)
     return Visit(rollout_id, np.array(list(indices), dtype=np.int64))
 
 
@@ -130,8 +132,21 @@ consume = st.tuples(
     st.booleans(),  # prompt lengths told
     st.one_of(st.none(), st.sets(st.integers(0, 7))),  # positions that were cut off
 )
-indices = st.lists(st.integers(0, 20), min_size=1, max_size=8)
-visit = st.tuples(st.just("visit"), st.lists(st.tuples(rollouts, indices), min_size=1, max_size=3))
+# Slices that follow each other, overlap or are empty, backwards and with steps too.
+slices = st.builds(
+    lambda start, stop, step: range(21)[start:stop:step],
+    st.integers(0, 20), st.integers(0, 21), st.sampled_from([1, 1, 1, 2, -1]),
+)  # fmt: skip
+micro_batches = st.builds(
+    lambda start, n, size: [range(i, min(i + size, 21)) for i in range(start, start + n, size)],
+    st.integers(0, 12), st.integers(1, 8), st.integers(1, 8),
+)  # fmt: skip
+indices = st.one_of(st.lists(st.integers(0, 20), min_size=1, max_size=8), slices)
+several = st.one_of(
+    st.lists(st.tuples(rollouts, indices), min_size=1, max_size=3),
+    st.tuples(rollouts, micro_batches).map(lambda pair: [(pair[0], part) for part in pair[1]]),
+)
+visit = st.tuples(st.just("visit"), several)
 update = st.tuples(
     st.just("update"),
     st.one_of(st.none(), st.integers(0, 30)),  # samples: all that wait, or this many at most
@@ -258,8 +273,8 @@ def test_merge_runs(runs: list[Run]) -> None:
 
 
 @settings(settings_, max_examples=60)
-@given(st.lists(st.tuples(rollouts, indices), max_size=8))
-def test_visit_runs(pairs: list[tuple[RolloutId, list[int]]]) -> None:
+@given(st.one_of(several, st.lists(st.tuples(rollouts, indices), max_size=8)))
+def test_visit_runs(pairs: list[tuple[RolloutId, Iterable[int]]]) -> None:
     """No visit is lost or merged with another one of the same sample."""
     visits = [make_visit(*pair) for pair in pairs]
     runs = visit_runs(visits)
@@ -427,6 +442,32 @@ def test_trained_lengths_are_forgotten_oldest_first() -> None:
     assert trained.total([make_visit("a", [4, 9])]) == 39
     assert trained.total([make_visit("a", [4, 3])]) is None
     assert trained.total([]) == 0
+
+
+def test_trained_lengths_of_any_size() -> None:
+    """Lengths beyond 32 bits are as exact as others, and a sum beyond 64 bits too."""
+    ledger = Ledger()
+    lengths = np.array([2**32 + 5, 2**31, 2**63 - 1, 2**63 - 1], dtype=np.int64)
+    ledger.consume(Batch("a", 0, 4, {"trained_lengths": lengths}, None))
+    visits = [make_visit("a", range(2)), make_visit("a", [2, 3])]
+    assert ledger.trained.total(visits[:1]) == 2**32 + 5 + 2**31
+    assert ledger.trained.total(visits) == 2**32 + 5 + 2**31 + 2**64 - 2
+    window_of(ledger)
+    ledger.visit(visits)
+    _, counts = window_of(ledger)
+    assert counts.revisited == [("a", 0, 4, 1, 2**32 + 5 + 2**31 + 2**64 - 2)]
+
+
+def test_slices_of_a_batch_are_one_run() -> None:
+    """Micro-batches that follow each other, empty ones among them, and the same in two halves."""
+    ledger = Ledger()
+    ledger.consume(make_batch("a", 0, 8))
+    parts = [range(2), range(5, 3), range(2, 5), range(5, 8)]
+    ledger.visit([make_visit("a", part) for part in parts])
+    assert visit_runs(ledger.take(3)) == [("a", 0, 3)]
+    assert visit_runs(ledger.take()) == [("a", 3, 5)]
+    _, counts = window_of(ledger)
+    assert counts.visit_counts.tolist() == [1] * 8
 
 
 def test_samples_are_ids() -> None:

@@ -7,12 +7,20 @@ from fractions import Fraction
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from otel_grpo.core.lengths import Lengths, percentile, summarize
+from otel_grpo.core.lengths import Histogram, Lengths, percentile, summarize
 
 # a busy machine is no fault of the test
 SLOW = [HealthCheck.too_slow]
 settings_ = settings(max_examples=100, deadline=None, suppress_health_check=SLOW)
 lengths = st.lists(st.integers(0, 200_000), min_size=1, max_size=250)
+# Some that no tokens are, which must not be wrong either.
+numbers = st.one_of(
+    st.integers(-3, 3),
+    st.integers(2**17 - 2, 2**17 + 2),
+    st.integers(2**31 - 2, 2**31 + 2),
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(-(2**70), 2**70),
+)
 
 
 def nearest_rank(values: list[int], percent: int) -> int:
@@ -85,3 +93,32 @@ def test_mean_of_numbers_that_floats_cannot_hold() -> None:
     """The sum is exact before the one division."""
     values = [2**53 + 1] * 3 + [2**53 + 3]
     assert summarize(values).mean == float(Fraction(sum(values), 4))
+
+
+@settings_
+@given(st.lists(st.lists(numbers, max_size=30), max_size=6))
+def test_histogram_of_windows(windows: list[list[int]]) -> None:
+    """The summary of windows is that of all their values, whatever their size and sign."""
+    histogram, values = Histogram(), [value for window in windows for value in window]
+    for window in windows:
+        histogram.add(window)
+    assert histogram.n == len(values)
+    if values:
+        assert histogram.summarize() == Lengths(
+            min(values),
+            max(values),
+            nearest_rank(values, 50),
+            nearest_rank(values, 90),
+            nearest_rank(values, 99),
+            float(Fraction(sum(values), len(values))),
+        )
+        assert all(type(number) is int for number in histogram.summarize()[:5])
+
+
+def test_histogram_does_not_grow_with_the_windows() -> None:
+    """What is kept depends on the values that occurred, not on how often."""
+    histogram = Histogram()
+    for _ in range(3):
+        histogram.add([4, 9, -1, 2**40] * 1000)
+    assert len(histogram._counts) == 10
+    assert histogram._others == {-1: 3000, 2**40: 3000}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import otel_grpo
+from otel_grpo.core.ledger import Samples
 from otel_grpo.testing import FakeClock, RecordedRun, recorded_run
 
 
@@ -144,6 +145,14 @@ TABLE: dict[str, tuple[Callable[[Any, Any], object], str]] = {
         lambda it, _: it.consumed("n", n=4, versions=Tensor()), "api.consumed"),
     "lengths beyond 64 bits": (
         lambda it, _: it.consumed("n", prompt_lengths=[2**70]), "api.consumed"),
+    "groups beyond 64 bits": (
+        lambda it, _: it.consumed("n", groups=np.array([2**63], dtype=np.uint64)), "api.consumed"),
+    "lengths are booleans": (
+        lambda it, _: it.consumed("n", prompt_lengths=[True]), "api.consumed"),
+    "truncated are tensors": (
+        lambda it, _: it.consumed("n", n=1, truncated=[Tensor()]), "api.consumed"),
+    "truncated are fractions": (
+        lambda it, _: it.consumed("n", n=1, truncated=[0.5]), "api.consumed"),
     "rollout id is an object": (lambda it, _: it.consumed(object(), n=1), "api.consumed"),
     "first is text": (lambda it, _: it.consumed("n", n=1, first="x"), "api.consumed"),
     "n is text": (lambda it, _: it.consumed("n", n="x"), "api.consumed"),
@@ -151,6 +160,10 @@ TABLE: dict[str, tuple[Callable[[Any, Any], object], str]] = {
     "trained on numbers": (lambda it, _: it.trained([1, 2]), "api.trained"),
     "trained on a tensor": (lambda it, _: it.trained(Tensor()), "api.trained"),
     "trained on tensor indices": (lambda it, _: it.trained([("n", Tensor())]), "api.trained"),
+    "trained on a slice before the first": (
+        lambda it, _: it.trained(Samples("n", range(-2, 2))), "api.trained"),
+    "trained on a slice beyond 64 bits": (
+        lambda it, _: it.trained(Samples("n", range(2**63, 2**63 + 2))), "api.trained"),
     "trained on a fraction": (lambda it, _: it.trained([("n", 0.5)]), "api.trained"),
     "update of samples not visited": (with_update(samples=[("z", 0)]), "api.update_samples"),
     "update of what is no sample": (with_update(samples=7), "api.update"),

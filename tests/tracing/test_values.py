@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import enum
 import json
 import math
@@ -182,6 +183,46 @@ def test_reasons_and_rollout_ids(clock: FakeClock) -> None:
     assert record.metrics["samples.discarded.<torch.Tensor>"] == 1
     assert record.metrics["updates.skipped"] == record.metrics["updates.failed"] == 10
     assert SECRET not in repr(recorded.records)
+
+
+def test_columns_in_any_form(clock: FakeClock) -> None:
+    """Python's and numpy's numbers in lists, tuples and arrays are one column; a later write is none."""
+    lengths = [3, 2**40, 0, 5]
+    mine = np.array(lengths)
+    forms: list[Any] = [
+        lengths,
+        tuple(lengths),
+        list(mine),
+        mine,
+        mine.astype(np.uint64),
+        array.array("q", lengths),
+        np.repeat(mine, 2)[::2],
+    ]
+    cut = [True, False, False, True]
+    flags: list[Any] = [
+        cut,
+        tuple(cut),
+        [1, 0, 0, 300],
+        np.array(cut),
+        [*np.array(cut)],
+        np.array([2, 0, 0, 1]),
+    ]
+    with recorded_run(clock=clock) as recorded:
+        for number in range(max(len(forms), len(flags))):
+            with recorded.run.iteration() as it:
+                it.consumed(
+                    number,
+                    prompt_lengths=forms[number % len(forms)],
+                    truncated=flags[number % len(flags)],
+                )
+                it.consumed(f"none {number}", prompt_lengths=[], truncated=[])
+                mine[:] = 7  # the training goes on with its array
+            mine[:] = lengths
+    for record in recorded.rollouts:
+        assert record.attributes.prompt_lengths == lengths
+        assert record.attributes.truncated == [0, 3]
+        assert record.metrics["tokens.prompt"] == 2**40 + 8
+    assert len(recorded.rollouts) == 7
 
 
 def test_scalars(clock: FakeClock) -> None:
