@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter, defaultdict
 
 from msgspec import UnsetType
 
 from otel_grpo.audit import rollout, train
 from otel_grpo.audit.chain import FILE
-from otel_grpo.audit.decode import KINDS, Header, Json, Record, flat
-from otel_grpo.audit.files import Workers
+from otel_grpo.audit.decode import KINDS, Flat, Header, Json, Record, flat
+from otel_grpo.audit.job import Job
 from otel_grpo.audit.laws import Laws
-from otel_grpo.audit.report import Findings, Value
+from otel_grpo.audit.report import ABSENT, Findings, Value
 from otel_grpo.audit.totals import FORMULA, Totals
+from otel_grpo.audit.workers import Attempts, Workers
 from otel_grpo.records.model import (
     Attempt,
     RolloutAttributes,
@@ -24,9 +26,10 @@ from otel_grpo.records.model import (
 )
 
 # Counts whose absence from the file means 0: the writer leaves defaults out.
-_DEFAULTS = ("publications", "publications_pending", "nonfinite")
+_DEFAULTS = ("publications", "publications_pending", "nonfinite", "ranks.late")
 # Blocks that an attempt without a window may leave out as well as fill with zeros.
 _COUNTS = ("samples.", "updates.")
+_SUMMARY = "summary.json"
 # What of a summary is not a total.
 _APART = ("attempt", "attempts", "observed", "open")
 
@@ -34,7 +37,9 @@ _APART = ("attempt", "attempts", "observed", "open")
 class AttemptAudit:
     """Takes the records of one attempt in the order of the file."""
 
-    def __init__(self, facts: Attempt, workers: Workers, findings: Findings) -> None:
+    def __init__(
+        self, facts: Attempt, workers: Workers, attempts: Attempts, findings: Findings
+    ) -> None:
         self.facts = facts
         self.records: Counter[str] = Counter()
         self.totals = Totals()
@@ -46,10 +51,13 @@ class AttemptAudit:
         self._workers = workers
         self._findings = findings
         self._laws = Laws(findings)
+        self._job = Job(facts, workers, attempts, findings)
+        self._with_late: Totals | None = None  # totals with what came after the records, if it did
         self._last = facts.started_unix_ns
         self._iteration: int | None = None
         self._applied: int | None = 0
         self._pending: int | None = 0
+        self._whole = True  # the window before lacked no rank
         self._gap_before = 0
         self._late = 0  # publications of its windows that were confirmed after their record
         self._opened_recorded = 0
@@ -88,7 +96,9 @@ class AttemptAudit:
         try:
             if not self._laws.rollout(line, record, a, devices):
                 raise ValueError("evidence that does not fit together")
-            window = rollout.derive(a, self._pending)
+            # A rank that a window lacks may bring its visits to the next one, or take them along.
+            whole, self._whole = self._whole, not a.ranks.missing
+            window = rollout.derive(a, self._pending if whole and self._whole else None)
         except (ValueError, OverflowError) as error:
             self._wrong(line, "metrics", f"cannot be recomputed: {error}")
             self.incomplete = True
@@ -109,7 +119,7 @@ class AttemptAudit:
             )
         level = m.get("samples.pending")
         self._pending = level if isinstance(level, int) else None
-        self.totals.add(a, window)
+        self._add(line, record, a, window)
         self._last = max(self._last, a.window.end_ns)
         wall = m["time.wall_ns"]
         if wall:
@@ -125,6 +135,23 @@ class AttemptAudit:
         if isinstance(rate, float):
             self._ramp(line, "metrics.throughput.device", rate)
         self._updates(line, record.head, a)
+
+    def _add(
+        self, line: int, record: Record, a: RolloutAttributes, window: rollout.Derived
+    ) -> None:
+        """The window into the totals, and into those that know what came later."""
+        spans = window.account
+        busy = {name: spans.metrics[f"phase.{name}.busy_ns"] for name in spans.phases}
+        found = self._trained.get(record.head.iteration or 0, ())
+        trains = [(at, train) for at, train, _ in found]
+        merged = self._job.window(line, record, a, busy, trains)
+        if merged is not None and self._with_late is None:
+            self._with_late = copy.deepcopy(self.totals)
+        self.totals.add(a, window)
+        if merged is not None and self._with_late is not None:
+            self._with_late.add(merged, rollout.derive(merged, None))
+        elif self._with_late is not None:
+            self._with_late.add(a, window)
 
     def _order(self, line: int, head: Header, a: RolloutAttributes) -> None:
         """Iterations one after the other, windows disjoint and in order."""
@@ -229,6 +256,7 @@ class AttemptAudit:
 
     def finish(self) -> None:
         """After the last line of the attempt: each attempted update has its ``train`` record."""
+        self._job.finish()
         if self.incomplete or self.gap or self.end is None:
             return  # what is lost may be what is missing
         for iteration, rows in self._update_rows.items():
@@ -243,7 +271,7 @@ class AttemptAudit:
     def check_summary(self, prefix: str, stored: StoredTotals, raw: Json) -> None:
         """The block of this attempt in ``summary.json``."""
         numbers = {f"records.{kind}": self.records[kind] for kind in KINDS}
-        self._totals("summary.json", None, prefix, stored, raw, numbers, self._late)
+        self._totals(_SUMMARY, None, prefix, stored, raw, numbers, self._late)
 
     def _totals(
         self,
@@ -268,13 +296,28 @@ class AttemptAudit:
         else:
             ended = max(ended, self._workers.last.get(self.number, ended))
             lost = len(self._workers.opened.get(self.number, ())) - self._opened_recorded
-        expected = self.totals.blocks(
-            facts.started_unix_ns, ended, lost=lost, late=late, ranks=facts.world.size
-        )
+        numbers = flat({k: v for k, v in raw.items() if k not in _APART})
+
+        def blocks(totals: Totals) -> Flat:
+            return totals.blocks(
+                facts.started_unix_ns, ended, lost=lost, late=late, ranks=facts.world.size
+            )
+
+        expected = blocks(self.totals) | {"ranks.late": 0}
+        if self._with_late is not None and file == _SUMMARY:
+            came = numbers.get("ranks.late", 0)
+            # Late calls of workers, unlike contributions, are told by the numbers alone.
+            spread = any(
+                numbers.get(name, ABSENT) != value
+                for name, value in expected.items()
+                if name.startswith(("workers.", "memory."))
+            )
+            if came or (spread and not self._job.late):
+                findings.equal(file, line, f"{prefix}ranks.late", came, self._job.late)
+                expected = blocks(self._with_late) | {"ranks.late": self._job.late}
         expected |= more
         expected |= {f"base.{name}": value for name, value in facts.base.items()}
         expected["world.size"] = facts.world.size
-        numbers = flat({k: v for k, v in raw.items() if k not in _APART})
         lenient = (*_DEFAULTS, "records.") + (() if self.totals.count else _COUNTS)
         for name in [n for n, v in expected.items() if v == 0 and n not in numbers]:
             if name.startswith(lenient):

@@ -1,4 +1,4 @@
-"""The other files of a run: ``spans/`` and ``workers/``."""
+"""Files of whole lines beside the records, and the law of ``spans/``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import numpy as np
 
 from otel_grpo.audit.laws import is_id
 from otel_grpo.audit.report import Findings, InputFault
-from otel_grpo.records.model import PublicationCompleted, WindowOpened
 
 # JSON can be nested deeper than a parser follows.
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class _Span(msgspec.Struct):
@@ -37,28 +36,23 @@ class _Request(msgspec.Struct):
     resourceSpans: list[_Resource]  # noqa: N815
 
 
-class _Kind(msgspec.Struct):
-    kind: str
-
-
-def _lines(folder: Path, findings: Findings) -> Iterator[tuple[str, int, bytes]]:
-    """Every whole line of every file of a folder; a torn last line is set apart."""
-    for path in sorted(folder.glob("*.jsonl")):
-        file = f"{folder.name}/{path.name}"
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.endswith(b"\n"):
-                    yield file, number, line
-                else:
-                    findings.add("note", file, number, "", "torn line at the end set apart")
+def lines(path: Path, findings: Findings) -> Iterator[tuple[str, int, bytes]]:
+    """Every whole line of a file, with the file's name and its number; a torn last one is noted."""
+    file = f"{path.parent.name}/{path.name}"
+    with path.open("rb") as content:
+        for number, line in enumerate(content, 1):
+            if line.endswith(b"\n"):
+                yield file, number, line
+            else:
+                findings.add("note", file, number, "", "torn line at the end set apart")
 
 
 def count_lines(path: Path) -> int:
     """How many lines there are, 0 where there is no file; the last one may lack its end."""
     if not path.exists():
         return 0
-    with path.open("rb") as lines:
-        return sum(1 for _ in lines)
+    with path.open("rb") as content:
+        return sum(1 for _ in content)
 
 
 def check_spans(folder: Path, findings: Findings) -> int:
@@ -69,15 +63,16 @@ def check_spans(folder: Path, findings: Findings) -> int:
     decoder, ids = msgspec.json.Decoder(_Request), array("Q")
 
     def spans() -> Iterator[tuple[str, int, _Span]]:
-        for file, number, line in _lines(folder, findings):
-            try:
-                request = decoder.decode(line)
-            except _UNREADABLE as error:
-                raise InputFault(file, number, f"not an OTLP request: {error}") from error
-            for resource in request.resourceSpans:
-                for scope in resource.scopeSpans:
-                    for span in scope.spans:
-                        yield file, number, span
+        for path in sorted(folder.glob("*.jsonl")):
+            for file, number, line in lines(path, findings):
+                try:
+                    request = decoder.decode(line)
+                except UNREADABLE as error:
+                    raise InputFault(file, number, f"not an OTLP request: {error}") from error
+                for resource in request.resourceSpans:
+                    for scope in resource.scopeSpans:
+                        for span in scope.spans:
+                            yield file, number, span
 
     count = 0
     for file, number, span in spans():
@@ -109,52 +104,3 @@ def check_spans(folder: Path, findings: Findings) -> int:
         elif value in repeated:
             seen.add(value)
     return count
-
-
-class _Numbers:
-    """A set of whole numbers that mostly follow each other, kept as ranges."""
-
-    def __init__(self) -> None:
-        self.ranges: list[list[int]] = []
-
-    def add(self, n: int) -> None:
-        if self.ranges and self.ranges[-1][1] == n - 1:
-            self.ranges[-1][1] = n
-        elif n not in self:
-            self.ranges.append([n, n])
-
-    def __contains__(self, n: int) -> bool:
-        return any(low <= n <= high for low, high in reversed(self.ranges))
-
-    def __len__(self) -> int:
-        return sum(high - low + 1 for low, high in self.ranges)
-
-
-class Workers:
-    """The late notices of ``workers/``: windows that were opened, publications confirmed later."""
-
-    def __init__(self) -> None:
-        self.opened: dict[int, _Numbers] = {}
-        self.late: dict[tuple[int, int, int], int] = {}  # attempt, iteration, version -> instant
-        self.last: dict[int, int] = {}  # attempt -> the last instant of its lines
-        self.lines = 0
-
-    def read(self, folder: Path, run_id: str, findings: Findings) -> None:
-        """Takes in every file; lines of kinds that this version does not know are left alone."""
-        for file, number, line in _lines(folder, findings):
-            self.lines += 1
-            try:
-                kind = msgspec.json.decode(line, type=_Kind).kind
-                if kind not in {"window_opened", "publication_completed"}:
-                    continue
-                notice = msgspec.json.decode(line, type=WindowOpened | PublicationCompleted)
-            except _UNREADABLE as error:
-                raise InputFault(file, number, str(error)) from error
-            findings.equal(file, number, "run_id", notice.run_id, run_id, "one run id in all lines")
-            if isinstance(notice, WindowOpened):
-                instant = notice.start_ns
-                self.opened.setdefault(notice.attempt, _Numbers()).add(notice.iteration)
-            else:
-                instant = notice.completed_ns
-                self.late[notice.attempt, notice.iteration, notice.version] = instant
-            self.last[notice.attempt] = max(instant, self.last.get(notice.attempt, instant))

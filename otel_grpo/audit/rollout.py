@@ -146,8 +146,8 @@ def derive(a: RolloutAttributes, pending_before: int | None) -> Derived:
     spent = sum(u.samples for u in a.updates)
     if pending_before is not None:
         m["samples.pending"] = pending_before + own_visits + revisited - spent
-    elif not isinstance(a.pending, UnsetType):
-        m["samples.pending"] = a.pending  # a window before is lost: the level starts anew
+    else:  # a window before is lost, or lacked a rank: the level starts anew
+        m["samples.pending"] = 0 if isinstance(a.pending, UnsetType) else a.pending
     groups = _groups(a, group_ids)
     if groups is not None:
         m["groups"] = groups[0]

@@ -12,9 +12,10 @@ from msgspec import UnsetType
 from otel_grpo.audit.attempt import AttemptAudit
 from otel_grpo.audit.chain import FILE, Chain
 from otel_grpo.audit.decode import Json, run_file, summary_file
-from otel_grpo.audit.files import Workers, check_spans, count_lines
+from otel_grpo.audit.files import check_spans, count_lines
 from otel_grpo.audit.laws import Laws
 from otel_grpo.audit.report import Findings, InputFault, Report, State
+from otel_grpo.audit.workers import Attempts, Workers
 from otel_grpo.records.model import Observed, RunFile, Summary
 
 _T = TypeVar("_T")
@@ -81,10 +82,10 @@ class _Audit:
         if numbers != list(range(1, len(numbers) + 1)):
             self.findings.add("error", "run.json", None, "attempts", "not 1, 2, 3...", str(numbers))
         summary, raw = self._summary(run)
-        workers = Workers()
-        workers.read(self.dir / "workers", run.run_id, self.findings)
+        attempts, workers = Attempts(run), Workers()
+        workers.read(self.dir / "workers", attempts, self.findings)
         for facts in run.attempts:
-            self.attempts[facts.attempt] = AttemptAudit(facts, workers, self.findings)
+            self.attempts[facts.attempt] = AttemptAudit(facts, workers, attempts, self.findings)
         self._records(run, summary)
         if summary is not None:
             self._compare(run, summary, raw)
