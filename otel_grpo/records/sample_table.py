@@ -105,3 +105,24 @@ class SampleTable:
             first = self._counts_for
             differ |= known & known[first] & (values != values[first])
         return len(np.unique(self._counts_for[differ]))
+
+
+def flaw(share: Contribution) -> str | None:
+    """Why a share that somebody wrote can't be merged; None where it can."""
+    a = share.attributes
+    n = sum(run[2] for run in a.samples or ())
+    for name in COLUMNS:
+        column = getattr(a, name)
+        if column is not UNSET and len(column) != n:
+            return f"{len(column)} {name} for {n} samples"
+    if any(not 0 <= position < n for position in a.truncated or ()):
+        return "a truncated sample that is not there"
+    if not len(a.updates) == len(share.update_samples) == len(share.update_trained):
+        return "updates without their samples"
+    for update, runs in zip(a.updates, share.update_samples, strict=True):
+        if sum(run[2] for run in runs) > update.samples:
+            return "an update with more samples than it says"
+    parts = (a.samples or (), a.generated or (), a.revisited, *share.update_samples)
+    if any(run[2] < 0 for runs in parts for run in runs):
+        return "a negative number of samples"
+    return None

@@ -1,0 +1,1 @@
+"""The other processes of a job, told by the files that they write and never asked."""

@@ -1,0 +1,92 @@
+"""What the ranks of an SPMD trainer contributed to windows that have no record yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from otel_grpo.ranks.folder import Folder, Peer
+from otel_grpo.records.inventory import Inventory, place_contribution
+from otel_grpo.records.merge import Gathered
+from otel_grpo.records.model import Contribution, Joined, Left, Process, Ranks, WorkerLine
+
+
+class Contributions:
+    """Of each rank but 0, by iteration."""
+
+    spmd = True
+    settle_ns = 0
+
+    def __init__(self, folder: Folder, world: int, inventory: Inventory) -> None:
+        self._folder = folder
+        self._world = world
+        self._inventory = inventory
+        self._here: dict[int, dict[int, Contribution]] = {}
+        self._taken = 0  # the last iteration that has its record
+        self._missing: dict[int, set[int]] = {}  # of those that lack a rank
+        self._left: set[int] = set()
+        self._devices: dict[int, list[int]] = {}
+        self._processes: list[Process] = []
+
+    def wants(self, peer: Peer, iteration: int | None) -> bool:
+        """Whether the file may hold what the oldest window waits for."""
+        if peer.joined is None:
+            return True
+        return iteration is not None and peer.joined.rank not in self._of(iteration)
+
+    def add(self, lines: Iterable[tuple[Peer, WorkerLine]]) -> None:
+        """Take new lines in."""
+        for peer, line in lines:
+            if isinstance(line, Joined):
+                self._join(line)
+            elif isinstance(line, Contribution):
+                self._contribute(peer, line)
+            elif isinstance(line, Left) and peer.joined is not None:
+                self._left.add(peer.joined.rank or 0)
+
+    def complete(self, iteration: int, start_ns: int, end_ns: int) -> bool:
+        """Whether every rank has contributed, or left and never will."""
+        return len(self._left | self._of(iteration).keys() | {0}) >= self._world
+
+    def gather(self, iteration: int, start_ns: int, end_ns: int) -> Gathered:
+        """What is here of a window; what comes later is late."""
+        here = self._here.pop(iteration, {})
+        for earlier in [each for each in self._here if each < iteration]:
+            del self._here[earlier]  # of windows that nobody asked for
+        missing = set(range(1, self._world)) - here.keys()
+        self._taken = max(self._taken, iteration)
+        if missing:
+            self._missing[iteration] = set(missing)
+        return Gathered(
+            spmd=True,
+            ranks=Ranks(self._world, self._world - len(missing), sorted(missing)),
+            contributions={
+                rank: place_contribution(share, self._devices.get(rank, ()))
+                for rank, share in here.items()
+            },
+            processes=list(self._processes),
+            inventory=list(self._inventory.devices),
+            devices=self._inventory.roles,
+        )
+
+    def _of(self, iteration: int) -> dict[int, Contribution]:
+        return self._here.get(iteration, {})
+
+    def _join(self, line: Joined) -> None:
+        rank = line.rank or 0
+        self._left.discard(rank)
+        self._devices[rank] = self._inventory.add(line.devices)
+        self._processes.append(Process(rank, line.role, line.host, line.pid, line.clock, line.name))
+
+    def _contribute(self, peer: Peer, line: Contribution) -> None:
+        rank = line.rank
+        if peer.joined is None or peer.joined.rank != rank or not 0 < rank < self._world:
+            self._folder.fault("bad_line", peer, f"speaks for rank {rank}")
+        elif rank in self._of(line.iteration):
+            self._folder.fault("twice", peer, f"iteration {line.iteration} again")
+        elif line.iteration > self._taken:
+            self._here.setdefault(line.iteration, {})[rank] = line
+        elif rank in self._missing.get(line.iteration, ()):
+            self._missing[line.iteration].discard(rank)
+            self._folder.fault("late", peer, f"iteration {line.iteration} has its record")
+        else:
+            self._folder.fault("twice", peer, f"iteration {line.iteration} again")
