@@ -24,14 +24,15 @@ from otel_grpo.records.model import (
 )
 from otel_grpo.tracing import given, lanes, lifecycle, sanitize
 from otel_grpo.tracing.account import Account
+from otel_grpo.tracing.carrier import carrier
 from otel_grpo.tracing.event import Event
 from otel_grpo.tracing.guard import ApiError, Guard, logger
 from otel_grpo.tracing.handover import Handover
 from otel_grpo.tracing.iteration import Iteration
 from otel_grpo.tracing.output import Output, Sources
-from otel_grpo.tracing.phase import Phase, mark_failed
+from otel_grpo.tracing.phase import Phase, current_phase, mark_failed
 from otel_grpo.tracing.provider import Tracers
-from otel_grpo.tracing.recorder import UpdateDraft
+from otel_grpo.tracing.evidence import UpdateDraft
 from otel_grpo.tracing.window import ClosedWindow, Window
 
 if TYPE_CHECKING:
@@ -204,6 +205,21 @@ class Run:
     ) -> Phase:
         """A phase of the open iteration, as `Iteration.phase`."""
         return Phase(self, name, attributes, parent=parent, start_ns=start_ns)
+
+    def carrier(self) -> dict[str, str]:
+        """Where a call to another process belongs: below the open phase, in the open iteration.
+
+        A worker's timed method takes it as the keyword ``_otel``. Empty where nothing is open.
+        """
+        window = self.window
+        if not self.live or window is None:
+            return {}
+        try:
+            span = (current_phase(self) or window).span
+            return {} if span is None else carrier(span.get_span_context(), window.iteration)
+        except Exception as error:
+            self.guard.fault("run.carrier", error)
+            return {}
 
     def memory(self) -> None:
         """Have memory and devices read now, on a thread of its own: nothing waits for it here."""
