@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from otel_grpo.records.model import Number
+    from otel_grpo.tracing.evidence import UpdateDraft
     from otel_grpo.tracing.output import Output
-    from otel_grpo.tracing.recorder import UpdateDraft
     from otel_grpo.tracing.window import ClosedWindow
 
 # A publication may be confirmed this long after its window before the record is written without it.

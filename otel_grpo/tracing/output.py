@@ -14,10 +14,11 @@ from otel_grpo.records.model import Observed
 from otel_grpo.records.summary import encode_summary, load_earlier
 from otel_grpo.records.writer import STALL_S, Writer
 from otel_grpo.tracing import lifecycle
+from otel_grpo.tracing.evidence import DeviceRoles, UpdateDraft
 from otel_grpo.tracing.guard import logger, tell
 from otel_grpo.tracing.light import LightSpan
 from otel_grpo.tracing.otlp_json import encode
-from otel_grpo.tracing.recorder import DeviceRoles, Recorder, UpdateDraft
+from otel_grpo.tracing.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,79 +6,51 @@ for here. The totals are fed by the lines that were really written, so they say 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET
+from msgspec.structs import replace
 from opentelemetry.trace import Status, StatusCode
 
 from otel_grpo import semconv
-from otel_grpo.core.ledger import TrainedLengths, UpdateEvent, resolve, visit_runs
+from otel_grpo.core.ledger import visit_runs
 from otel_grpo.records import build
+from otel_grpo.records.merge import Merged, merge
 from otel_grpo.records.model import (
-    CONTINUED,
-    OPEN_AT_END,
     Attempt,
     AttemptSummary,
-    IntervalRow,
-    Memory,
     Observed,
     OpenWindow,
-    Ranks,
     Record,
     RolloutAttributes,
     RolloutRecord,
     RunRecord,
     RunStatus,
+    SampleRun,
     Summary,
     TrainAttributes,
     TrainRecord,
     Update,
-    Window,
+    World,
 )
 from otel_grpo.records.summary import TotalsBuilder, summary_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from otel_grpo.core.clock import Clock
-    from otel_grpo.core.ledger import Visit
-    from otel_grpo.core.timeline import Timeline
-    from otel_grpo.records.model import Number
-    from otel_grpo.tracing.account import Row
-    from otel_grpo.tracing.samples import Samples
-    from otel_grpo.tracing.window import ClosedWindow
-
-DeviceRoles = list[tuple[int, list[str]]]
-
-_READING_COLUMNS = (
-    "allocator_allocated",
-    "allocator_reserved",
-    "allocator_peak_allocated",
-    "allocator_peak_reserved",
-    "device_used",
-    "device_total",
-    "process_rss",
-    "host_used",
-    "host_total",
+from otel_grpo.tracing.evidence import (
+    DeviceRoles,
+    UpdateDraft,
+    as_row,
+    contribution,
+    interval_rows,
+    rollout_attributes,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
-@dataclass(slots=True)
-class UpdateDraft:
-    """An update that was attempted, before its record is made."""
-
-    iteration: int
-    event: UpdateEvent
-    visits: list[Visit]
-    trained: int | None  # tokens under the loss mask of these visits
-    rows: list[Row]
-    trace_id: str | None
-    span_id: str | None
-    scalars: dict[str, Number]
-    covers: list[int]
-    built: bool = False  # its record is made; set on the writer's thread
+    from otel_grpo.core.clock import Clock
+    from otel_grpo.core.ledger import TrainedLengths
+    from otel_grpo.records.model import Number
+    from otel_grpo.tracing.peers import Gathered, Peers
+    from otel_grpo.tracing.window import ClosedWindow
 
 
 class Recorder:
@@ -99,6 +71,8 @@ class Recorder:
         self.head: str | None = None
         self.earlier: list[AttemptSummary] = []
         self.totals = TotalsBuilder()
+        self.peers: Peers | None = None  # the job has other processes
+        self._applied = 0  # in the account of all ranks
         self._run_id = run_id
         self._clock = clock
         self._devices = devices
@@ -110,10 +84,15 @@ class Recorder:
         """The record of a window; its `rl.loop` span gets its figures and ends, as of the window."""
         if closed.built:  # an interrupted hand-over was repeated
             return None
+        if self.peers is None:
+            attributes = rollout_attributes(closed, self._trained, self._devices)
+            times = build.window_timeline(attributes)
+        else:
+            attributes, times = self.job(closed, self.peers).attributes, closed.times
         closed.built = True
-        attributes = self._rollout_attributes(closed)
-        times = build.window_timeline(attributes)
-        attributes = _with_segments(attributes, times)
+        # The segments are evidence that is derived from evidence: written so that a reader without
+        # our arithmetic can add them up.
+        attributes.segments.extend(build.segment_rows(times))
         metrics = build.rollout_metrics(attributes, times)
         window = closed.window
         try:
@@ -143,17 +122,84 @@ class Recorder:
         if draft.built:
             return None
         draft.built = True
-        event = draft.event
+        update, samples = as_row(draft.event), visit_runs(draft.visits)
+        return self._train(draft.iteration, update, samples, draft.trained, draft, draft.covers)
+
+    def train_of_job(self, closed: ClosedWindow, k: int) -> TrainRecord | None:
+        """The record of the window's k-th update, as all ranks tell of it; None if it has fewer."""
+        if self.peers is None or k in closed.trains:
+            return None
+        job = self.job(closed, self.peers)
+        if k >= len(job.attributes.updates):
+            return None
+        closed.trains.add(k)
+        draft = closed.drafts[k] if k < len(closed.drafts) else None
+        covers = [] if draft is None else [job.steps.get(step, step) for step in draft.covers]
+        return self._train(
+            closed.window.iteration,
+            job.attributes.updates[k],
+            job.update_samples[k],
+            job.update_trained[k],
+            draft,
+            covers,
+        )
+
+    def job(self, closed: ClosedWindow, peers: Peers) -> Merged:
+        """The window as all processes tell of it: asked for once, when its first record is made."""
+        if closed.job is not None:
+            return closed.job
+        window = closed.window
+        own = rollout_attributes(closed, self._trained, self._devices)
+        closed.times = build.window_timeline(own)
+        gathered = peers.take(window.iteration, window.start_ns, closed.end_ns)
+        share = contribution(
+            own,
+            closed.times,
+            closed.drafts,
+            run_id=self._run_id,
+            attempt=self.attempt.attempt,
+            rank=0,
+            iteration=window.iteration,
+        )
+        closed.job = job = merge(share, gathered, self._applied)
+        if peers.spmd:
+            if job.attributes.updates:
+                self._applied = job.attributes.updates[-1].step
+            closed.applied = self._applied
+        if job.disagreements:
+            n = job.disagreements
+            self._on_error("ranks.disagree", ValueError(f"lengths of {n} samples differ"))
+        self._learn(gathered)
+        return job
+
+    def _learn(self, gathered: Gathered) -> None:
+        """Processes and devices that became known, for `run.json`."""
+        world = self.attempt.world
+        size = max(world.size, gathered.ranks.expected)
+        grown = World(size, gathered.inventory)
+        if gathered.processes != self.attempt.processes or grown != world:
+            self.attempt = replace(self.attempt, processes=gathered.processes, world=grown)
+
+    def _train(
+        self,
+        iteration: int,
+        update: Update,
+        samples: list[SampleRun],
+        trained: int | None,
+        draft: UpdateDraft | None,
+        covers: list[int],
+    ) -> TrainRecord:
+        rows = [] if draft is None else draft.rows
         attributes = TrainAttributes(
-            interval=(event.start_ns, event.end_ns),
-            intervals=_interval_rows(draft.rows, 0, {row.id for row in draft.rows}),
-            n=event.samples,
-            status=event.status,  # type: ignore[arg-type]
-            samples=visit_runs(draft.visits),
-            trained=UNSET if draft.trained is None else draft.trained,
-            reason=event.reason,
-            covers=draft.covers,
-            scalars=draft.scalars,
+            interval=(update.start_ns, update.end_ns),
+            intervals=interval_rows(rows, 0, {row.id for row in rows}),
+            n=update.samples,
+            status=update.status,
+            samples=samples,
+            trained=UNSET if trained is None else trained,
+            reason=update.reason,
+            covers=covers,
+            scalars={} if draft is None else draft.scalars,
         )
         return TrainRecord(
             scope="update",
@@ -163,10 +209,10 @@ class Recorder:
             prev=None,
             time_unix_ns=self._clock.now(),
             stage=semconv.POLICY_TRAIN,
-            iteration=draft.iteration,
-            optimizer_step=event.step,
-            trace_id=draft.trace_id,
-            span_id=draft.span_id,
+            iteration=iteration,
+            optimizer_step=update.step,
+            trace_id=None if draft is None else draft.trace_id,
+            span_id=None if draft is None else draft.span_id,
             metrics=build.train_metrics(attributes),
             attributes=attributes,
             observed=self._observe(),
@@ -179,6 +225,8 @@ class Recorder:
         if self.totals.run_record is not None:
             return None
         attributes = self.totals.totals(self.attempt, status, ended_ns)
+        if self.peers is not None and self.peers.spmd:
+            applied = self._applied
         return RunRecord(
             scope="run",
             run_id=self._run_id,
@@ -219,98 +267,6 @@ class Recorder:
             opened=None if over else opened,
             observed=self._observe(),
         )
-
-    def _rollout_attributes(self, closed: ClosedWindow) -> RolloutAttributes:
-        window, events = closed.window, closed.events
-        counts = resolve(events, self._trained)
-        status = (
-            "aborted"
-            if closed.aborted
-            else counts.status(events.updates, discarded=bool(events.discarded))
-        )
-        rows = closed.rows
-        consumed = bool(counts.samples)
-        return RolloutAttributes(
-            window=Window(window.start_ns, closed.end_ns, status, window.lane),  # type: ignore[arg-type]
-            intervals=_interval_rows(rows, window.start_ns, {row.id for row in rows}),
-            segments=[],
-            ranks=Ranks(expected=self.attempt.world.size, received=1),
-            devices=UNSET if self._devices is None else self._devices,
-            samples=counts.samples if consumed else UNSET,
-            # Arrays as they are: the writer encodes them as the lists that a reader gets.
-            **cast("dict[str, Any]", counts.columns),
-            visit_counts=cast("Any", counts.visit_counts) if consumed else UNSET,
-            truncated=UNSET if counts.truncated is None else counts.truncated,
-            generated=events.generated or UNSET,
-            discarded=events.discarded,
-            revisited=counts.revisited,
-            pending=events.pending,
-            padding=UNSET if events.padding is None else events.padding,
-            updates=[_update(event) for event in events.updates],
-            publications=closed.publications,
-            memory=_memory(window.samples),
-            workers={method: {"0": durations} for method, durations in window.workers.items()},
-            nonfinite=window.nonfinite,
-            foreign_spans=closed.foreign_spans,
-        )
-
-
-def _with_segments(attributes: RolloutAttributes, times: Timeline) -> RolloutAttributes:
-    # The segments are evidence that is derived from evidence: written so that a reader without our
-    # arithmetic can add them up.
-    attributes.segments.extend(build.segment_rows(times))
-    return attributes
-
-
-def _interval_rows(rows: Iterable[Row], start: int, known: set[int]) -> list[IntervalRow]:
-    """Rows as they are written: hex ids, parents only inside the record, flags of both edges."""
-    return [
-        (
-            f"{row.id:016x}",
-            f"{row.parent:016x}" if row.parent is not None and row.parent in known else None,
-            row.phase,
-            row.start,
-            row.end,
-            row.lane,
-            row.flags
-            | (OPEN_AT_END if row.end is None else 0)
-            | (CONTINUED if row.start < start else 0),
-        )
-        for row in rows
-    ]
-
-
-def _update(event: UpdateEvent) -> Update:
-    return Update(
-        step=event.step,
-        start_ns=event.start_ns,
-        end_ns=event.end_ns,
-        samples=event.samples,
-        nominal=event.nominal,
-        status=event.status,  # type: ignore[arg-type]
-        reason=event.reason,
-        ranks=list(event.ranks),
-    )
-
-
-def _memory(samples: Samples) -> Memory:
-    """Readings as columns; a column in which nothing was read is absent."""
-    rows = samples.memory()
-    if not rows:
-        return UNSET  # type: ignore[return-value]
-    columns: dict[str, list[int | None]] = defaultdict(list)
-    for name in ("device", *_READING_COLUMNS):
-        values = [getattr(row.reading, name) for row in rows]
-        if any(value is not None for value in values):
-            columns[name] = values
-    return Memory(
-        instant=[row.instant for row in rows],
-        rank=[row.reading.rank for row in rows],
-        host=[row.reading.host for row in rows],
-        pid=[row.reading.pid for row in rows],
-        peak_resets=samples.peak_resets,
-        **columns,
-    )
 
 
 def _end_loop_span(

@@ -26,13 +26,13 @@ from otel_grpo.tracing import given, lanes, lifecycle, sanitize
 from otel_grpo.tracing.account import Account
 from otel_grpo.tracing.carrier import carrier
 from otel_grpo.tracing.event import Event
+from otel_grpo.tracing.evidence import UpdateDraft
 from otel_grpo.tracing.guard import ApiError, Guard, logger
 from otel_grpo.tracing.handover import Handover
 from otel_grpo.tracing.iteration import Iteration
 from otel_grpo.tracing.output import Output, Sources
 from otel_grpo.tracing.phase import Phase, current_phase, mark_failed
 from otel_grpo.tracing.provider import Tracers
-from otel_grpo.tracing.evidence import UpdateDraft
 from otel_grpo.tracing.window import ClosedWindow, Window
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
     from otel_grpo.records.rundir import RunDir
-    from otel_grpo.tracing.recorder import DeviceRoles
+    from otel_grpo.tracing.evidence import DeviceRoles
 
 
 #: Milliseconds between two looks at memory and devices; 0: only when the training asks.

@@ -13,8 +13,11 @@ from otel_grpo.tracing.samples import Samples
 
 if TYPE_CHECKING:
     from otel_grpo.core.ledger import WindowEvents
+    from otel_grpo.core.timeline import Timeline
+    from otel_grpo.records.merge import Merged
     from otel_grpo.records.model import Publication as PublicationRow
     from otel_grpo.tracing.account import Row
+    from otel_grpo.tracing.evidence import UpdateDraft
     from otel_grpo.tracing.publication import Publication
     from otel_grpo.tracing.sampler import Request
 
@@ -83,9 +86,14 @@ class ClosedWindow:
     foreign_spans: int
     events: WindowEvents
     applied: int
-    built: bool = False  # its record is made; set on the writer's thread
     deadline_ns: int | None = None  # set when the next window has closed
     publications: list[PublicationRow] = field(default_factory=list)  # as its record will say
+    drafts: list[UpdateDraft] = field(default_factory=list)  # that wait for the job's other ranks
+    # Set on the writer's thread:
+    built: bool = False  # its record is made
+    trains: set[int] = field(default_factory=set)  # and those of these updates
+    job: Merged | None = None
+    times: Timeline = field(init=False)
 
     @property
     def waits(self) -> bool:
