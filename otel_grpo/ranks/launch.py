@@ -89,7 +89,7 @@ def directory_of_rank(
         if ends:
             break
         wait(_PAUSE_S)
-    base = asked or runs / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{key}"
+    base = asked or runs / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{key or 'unknown'}"
     run_id = environ.get("OTEL_GRPO_RUN_ID") or unknown_run(key)
     own = own_worker_dir(base.with_name(f"{base.name}-rank{rank}"), run_id)
     logger.warning(
