@@ -7,7 +7,7 @@ what no other rank explains. Each law here holds whatever that was.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from msgspec import UnsetType
@@ -51,9 +51,17 @@ class Spoken:
             values = getattr(a, name)
             if not isinstance(values, UnsetType) and len(values) != n:
                 return f"{len(values)} {name} for {n} samples"
+        if not isinstance(a.truncated, UnsetType) and any(not 0 <= k < n for k in a.truncated):
+            return "truncated is not of its samples"
         c = self.contribution
         if not len(a.updates) == len(c.update_samples) == len(c.update_trained):
             return "not as many update_samples and update_trained as updates"
+        for update, runs in zip(a.updates, c.update_samples, strict=True):
+            if sum(run[2] for run in runs) > update.samples:
+                return "an update with more samples than it says"
+        parts = [a.samples, a.generated, [row[:3] for row in a.revisited], *c.update_samples]
+        if any(run[2] < 0 for runs in parts if not isinstance(runs, UnsetType) for run in runs):
+            return "a negative number of samples"
         return ""
 
 
@@ -100,7 +108,6 @@ def check_samples(at: Place, a: RolloutAttributes, spoken: Iterable[Spoken]) -> 
     """
     positions = {each: k for k, each in enumerate(ids(a.samples))}
     cut = None if isinstance(a.truncated, UnsetType) else set(a.truncated)
-    visits: dict[int, tuple[int, Spoken, bool]] = {}  # position -> most, by whom, all whole
     held: set[int] = set()
     for each in spoken:
         own = [positions.get(sample) for sample in ids(each.attributes.samples)]
@@ -112,16 +119,7 @@ def check_samples(at: Place, a: RolloutAttributes, spoken: Iterable[Spoken]) -> 
         held.update(p for _, p in fresh)
         _columns(at, a, each, fresh)
         _truncated(at, cut, each, fresh)
-        _visits(visits, each, own)
-    if isinstance(a.visit_counts, UnsetType):
-        return
-    at.checked(len(visits))
-    for position, (most, each, whole) in visits.items():
-        stored = a.visit_counts[position]
-        # A rank that broke off may have visited less than rank 0, which holds the sample as well.
-        if stored < most or (stored > most and whole):
-            at.wrong(f"attributes.visit_counts[{position}]", "", each, stored, most)
-            return
+        _visits(at, a, each, positions)
 
 
 def _columns(at: Place, a: RolloutAttributes, each: Spoken, fresh: list[tuple[int, int]]) -> None:
@@ -163,33 +161,36 @@ def _truncated(at: Place, cut: set[int] | None, each: Spoken, fresh: list[tuple[
 
 
 def _visits(
-    visits: dict[int, tuple[int, Spoken, bool]], each: Spoken, own: list[int | None]
+    at: Place, a: RolloutAttributes, each: Spoken, positions: Mapping[SampleId, int]
 ) -> None:
-    counts = each.attributes.visit_counts
-    if isinstance(counts, UnsetType):
+    """A sample has as many visits as the rank that visited it most; rank 0 may be that one."""
+    if isinstance(a.visit_counts, UnsetType):
         return
-    ended = each.attributes.window.status != "aborted"
-    for position, n in zip(own, counts, strict=True):
-        if position is not None:
-            most, by, whole = visits.get(position, (n, each, True))
-            visits[position] = (max(most, n), each if n > most else by, whole and ended)
+    own = each.attributes
+    visits = revisits(own)
+    if not isinstance(own.visit_counts, UnsetType):
+        visits.update(dict(zip(ids(own.samples), own.visit_counts, strict=True)))
+    at.checked(len(visits))
+    for sample, n in visits.items():
+        position = positions.get(sample)
+        if position is not None and a.visit_counts[position] < n:
+            stored = a.visit_counts[position]
+            at.wrong(f"attributes.visit_counts[{position}]", "", each, stored, n)
+            return
 
 
 def check_amounts(at: Place, a: RolloutAttributes, spoken: Iterable[Spoken]) -> None:
     """Generated and revisited samples are in the record; sums over ranks are not below their parts."""
-    generated = None if isinstance(a.generated, UnsetType) else set(ids(a.generated))
-    revisits = _revisits(a)
+    generated, known = set(ids(a.generated)), revisits(a).keys() | set(ids(a.samples))
     parts: Counter[str] = Counter()
     for each in spoken:
         own = each.attributes
-        if generated is not None:
-            lost = next((s for s in ids(own.generated) if s not in generated), None)
+        for name, lost in (
+            ("generated", next((s for s in ids(own.generated) if s not in generated), None)),
+            ("revisited", next((s for s in revisits(own) if s not in known), None)),
+        ):
             if lost is not None:
-                at.wrong("attributes.generated", "not in the record", each, ABSENT, str(lost))
-        for sample, n in _revisits(own).items():
-            if revisits[sample] < n:
-                at.wrong("attributes.revisited", f"visits of {sample}", each, revisits[sample], n)
-                break
+                at.wrong(f"attributes.{name}", "not in the record", each, ABSENT, str(lost))
         for reason, n, _ in own.discarded:
             parts[f"discarded.{reason}"] += n
         for name in ("pending", "padding"):
@@ -209,7 +210,8 @@ def check_amounts(at: Place, a: RolloutAttributes, spoken: Iterable[Spoken]) -> 
             at.wrong(f"attributes.{name}", "less than the ranks' own", None, stored, n)
 
 
-def _revisits(a: RolloutAttributes) -> Counter[SampleId]:
+def revisits(a: RolloutAttributes) -> Counter[SampleId]:
+    """Visits of samples that the process did not consume in this window."""
     counts: Counter[SampleId] = Counter()
     for rollout, first, n, visits, _ in a.revisited:
         for k in range(n):

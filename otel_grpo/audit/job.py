@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from msgspec import UnsetType
@@ -35,39 +36,41 @@ class Job:
         self._peers = workers.peers.get(self._number, [])
         self._unlisted: list[Peer] = []
         self._contributions: dict[int, tuple[Contributions, Devices]] = {}
-        self._timelines: list[Timeline] = []
+        # A worker that is started again keeps its number.
+        self._timelines: dict[int, list[Timeline]] = defaultdict(list)
         self._unseen: set[int] = set()  # ranks whose file is not here, once it was said
         self._spmd = any(peer.joined.rank is not None for peer in self._peers)
-        self._listed = {process.rank: process for process in facts.processes}
-        self._unique(facts.processes)
+        self._listed = facts.processes
+        self._numbers = {process.rank for process in facts.processes}
+        self._unique()
         found: set[int] = set()
         for peer in self._peers:
             process = self._process(peer)
             if process is not None:
                 found.add(process.rank)
             self._open(peer, process, facts, workers, attempts)
-        for rank, process in self._listed.items():
-            if rank and rank not in found:
-                self._unseen_once(rank, process.name or process.role)
+        for process in self._listed:
+            if process.rank and process.rank not in found:
+                self._unseen_once(process.rank, process.name or process.role)
 
     # --- who they are
 
-    def _unique(self, processes: Sequence[Process]) -> None:
-        if len(self._listed) != len(processes):
-            numbers = [process.rank for process in processes]
-            twice = next(n for n in numbers if numbers.count(n) > 1)
-            name = f"attempts[{self._number}].processes"
-            self._findings.add("error", _RUN, None, name, "two processes of one number", twice)
+    def _unique(self) -> None:
+        names: dict[int, str | None] = {}
+        for process in self._listed:
+            if names.setdefault(process.rank, process.name) != process.name:
+                field = f"attempts[{self._number}].processes"
+                message = "two processes of one number"
+                self._findings.add("error", _RUN, None, field, message, process.rank)
 
     def _process(self, peer: Peer) -> Process | None:
         """The entry of run.json that a `joined` line belongs to; each of its facts is compared."""
         joined = peer.joined
-        for process in self._listed.values():
-            if (process.host, process.pid) == (joined.host, joined.pid) or (
-                process.name is not None and process.name == joined.name
-            ):
-                break
-        else:
+        by_id = [p for p in self._listed if (p.host, p.pid) == (joined.host, joined.pid)]
+        by_name = [p for p in self._listed if p.name == joined.name]
+        both = [p for p in by_id if p.name == joined.name]
+        process = next(iter(both or by_id or by_name), None)
+        if process is None:
             self._unlisted.append(peer)
             return None
         name = f"attempts[{self._number}].processes[{process.rank}]."
@@ -103,9 +106,8 @@ class Job:
         elif process is not None:
             measured = workers.clocks.get((self._number, joined.name), [])
             clock = Clock(joined.clock, facts.clock, measured)
-            self._timelines.append(
-                Timeline(peer, attempts, self._number, clock, devices, process.rank)
-            )
+            timeline = Timeline(peer, attempts, self._number, clock, devices, process.rank)
+            self._timelines[process.rank].append(timeline)
 
     def _unseen_once(self, rank: int, name: str) -> None:
         if rank not in self._unseen:
@@ -150,6 +152,7 @@ class Job:
             ranks.check_memory(at, a, spoken)
             ranks.check_busy(at, a, spoken, busy)
             ranks.check_devices(at, a, spoken)
+            ranks.check_calls(at, a, spoken)
         placed = Late()
         if self._timelines:
             self._known(at, a)
@@ -158,16 +161,17 @@ class Job:
         self._late_lines += len(placed.calls) + len(placed.readings)
         if not (late or placed.calls or placed.readings):
             return None
-        return with_late(a, spoken, late, [train for _, train in trains], placed)
+        return with_late(a, late, [train for _, train in trains], placed)
 
     def _missing(self, at: Place, a: RolloutAttributes) -> None:
         missing = a.ranks.missing
         at.checked(1)
-        known = range(1, a.ranks.expected) if self._spmd else self._listed.keys() - {0}
-        if len(set(missing)) != len(missing) or any(rank not in known for rank in missing):
+        # A worker that was named and never joined has a number, too, and no entry in run.json.
+        most = a.ranks.expected - 1 if self._spmd else max(missing, default=0)
+        if len(set(missing)) != len(missing) or any(not 0 < rank <= most for rank in missing):
             at.wrong("attributes.ranks.missing", "not distinct ranks of others", None, str(missing))
         if self._spmd:
-            size = max(peer.joined.world or 0 for peer in self._peers)
+            size = max(peer.joined.world or a.ranks.expected for peer in self._peers)
             self._findings.equal(
                 "metrics_raw.jsonl", at.line, "attributes.ranks.expected", a.ranks.expected, size
             )
@@ -206,7 +210,7 @@ class Job:
             speakers |= set(a.memory.rank)
         at.checked(len(speakers))
         for rank in sorted(speakers - {0}):
-            if rank not in self._listed:
+            if rank not in self._numbers:
                 at.wrong("attributes.workers", "no process of run.json", None, rank, ABSENT)
             elif rank in a.ranks.missing:
                 message = "called missing, though it spoke"
@@ -223,7 +227,8 @@ class Job:
             for line, iteration in reader.disorder:
                 message = "a second contribution to a window, or not in the order of windows"
                 self._findings.add("error", reader.peer.file, line, "iteration", message, iteration)
-        unknown = [each.peer.joined.name for each in self._timelines if not each.clock.known]
+        timelines = [each for files in self._timelines.values() for each in files]
+        unknown = [each.peer.joined.name for each in timelines if not each.clock.known]
         names = ", ".join(peer.joined.name for peer in self._unlisted)
         finish = "`otel-grpo finish` adds what came late"
         for said in (

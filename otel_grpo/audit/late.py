@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from otel_grpo.audit.contributed import SampleId, Spoken, ids
 from otel_grpo.audit.peers import COLUMNS as READINGS, Row, rows
 from otel_grpo.audit.placed import Late
-from otel_grpo.audit.ranks import confirmed, visits_of
+from otel_grpo.audit.ranks import calls_of, confirmed, status_of, visits_of
 from otel_grpo.audit.rollout import COLUMNS
 from otel_grpo.records.model import (
     Memory,
@@ -26,7 +26,6 @@ from otel_grpo.records.model import (
 
 def with_late(
     a: RolloutAttributes,
-    spoken: Sequence[Spoken],
     late: Sequence[Spoken],
     trains: Sequence[TrainAttributes],
     placed: Late,
@@ -35,8 +34,7 @@ def with_late(
 
     Args:
         a: The record's.
-        spoken: Contributions that are in the record.
-        late: Those that are not, by rank.
+        late: Contributions that are not in the record, by rank.
         trains: The window's updates.
         placed: Late calls and readings of workers.
     """
@@ -48,37 +46,44 @@ def with_late(
         changes["ranks"] = msgspec.structs.replace(a.ranks, received=received, missing=missing)
         changes |= _samples(a, late)
         changes |= _amounts(a, late)
-        changes["updates"] = _updates(a, spoken, late, trains, whole=not missing)
+        changes["updates"] = _updates(a, late, trains, whole=not missing)
     readings = [row for each in late for row in _rows(each)] + placed.readings
     if readings:
         stored = [] if isinstance(a.memory, UnsetType) else rows(a.memory)
         changes["memory"] = _memory(stored + readings)
-    if placed.calls:
+    calls = placed.calls + [
+        (method, each.contribution.rank, ns)
+        for each in late
+        for method, durations in calls_of(each).items()
+        for ns in durations
+    ]
+    if calls:
         workers = {m: {r: list(ns) for r, ns in ranks.items()} for m, ranks in a.workers.items()}
-        for method, rank, ns in placed.calls:
+        for method, rank, ns in calls:
             workers.setdefault(method, {}).setdefault(str(rank), []).append(ns)
         changes["workers"] = workers
     return msgspec.structs.replace(a, **changes)
 
 
 def _samples(a: RolloutAttributes, late: Sequence[Spoken]) -> dict[str, Any]:
-    """The columns with the samples that only late ranks hold, each once."""
-    columns = {name: getattr(a, name) for name in (*COLUMNS, "truncated")}
-    table: dict[SampleId, dict[str, int]] = {
-        sample: _row(a, k, columns) for k, sample in enumerate(ids(a.samples))
-    }
-    for each in late:
-        own = {name: getattr(each.attributes, name) for name in columns}
-        for k, sample in enumerate(ids(each.attributes.samples)):
-            row = _row(each.attributes, k, own)
+    """The columns with the samples that only late ranks hold, each once, and what was visited."""
+    columns = (*COLUMNS, "truncated")
+    shares = [a, *(each.attributes for each in late)]
+    table: dict[SampleId, dict[str, int]] = {}
+    for share in shares:
+        given = {name: getattr(share, name) for name in columns}
+        for k, sample in enumerate(ids(share.samples)):
+            row = _row(k, given)
             if sample not in table:
                 table[sample] = row
-            elif "visit_counts" in row:
-                visits = table[sample].get("visit_counts", 0)
-                table[sample]["visit_counts"] = max(visits, row["visit_counts"])
+            elif "visit_counts" in row and "visit_counts" in table[sample]:
+                table[sample]["visit_counts"] = max(
+                    table[sample]["visit_counts"], row["visit_counts"]
+                )
+    changes: dict[str, Any] = {"revisited": _revisited(shares, table)}
     if not table:
-        return {}
-    changes: dict[str, Any] = {"samples": _runs(table)}
+        return changes
+    changes["samples"] = _runs(table)
     for name in columns:
         known = all(name in row for row in table.values())
         changes[name] = [row[name] for row in table.values()] if known else UNSET
@@ -87,7 +92,28 @@ def _samples(a: RolloutAttributes, late: Sequence[Spoken]) -> dict[str, Any]:
     return changes
 
 
-def _row(a: RolloutAttributes, k: int, columns: Mapping[str, Any]) -> dict[str, int]:
+def _revisited(
+    shares: Sequence[RolloutAttributes], table: dict[SampleId, dict[str, int]]
+) -> list[RevisitRow]:
+    """Each sample by the first that names it; one of this window has its visits in the table."""
+    result: list[RevisitRow] = []
+    seen: set[SampleId] = set()
+    for share in shares:
+        for row in share.revisited:
+            samples = list(ids([row[:3]]))
+            fresh = [sample for sample in samples if sample not in table and sample not in seen]
+            seen.update(samples)
+            for sample in samples:
+                if "visit_counts" in table.get(sample, ()):
+                    table[sample]["visit_counts"] = max(table[sample]["visit_counts"], row[3])
+            if len(fresh) == len(samples):
+                result.append(row)
+            else:  # the tokens of a part of them are not known
+                result += [(*run, row[3], None) for run in _runs(dict.fromkeys(fresh))]
+    return result
+
+
+def _row(k: int, columns: Mapping[str, Any]) -> dict[str, int]:
     row = {name: values[k] for name, values in columns.items() if name != "truncated" and values}
     if columns["truncated"] is not UNSET:
         row["truncated"] = int(k in columns["truncated"])
@@ -101,54 +127,45 @@ def _runs(samples: Mapping[SampleId, object]) -> list[SampleRun]:
 def _amounts(a: RolloutAttributes, late: Sequence[Spoken]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     others = [each.attributes for each in late]
-    if not isinstance(a.generated, UnsetType):
-        united = dict.fromkeys(ids(a.generated))
-        for other in others:
-            united |= dict.fromkeys(ids(other.generated))
-        changes["generated"] = _runs(united)
+    generated = {sample: None for each in (a, *others) for sample in ids(each.generated)}
+    changes["generated"] = _runs(generated) or UNSET
     changes["discarded"] = [row for each in (a, *others) for row in each.discarded]
     for name in ("pending", "padding"):
         values = [getattr(each, name) for each in (a, *others)]
         known = [value for value in values if value is not UNSET]
         changes[name] = sum(known) if known else UNSET
-    rows: dict[tuple[object, ...], RevisitRow] = {}
-    for each in (a, *others):
-        for row in each.revisited:
-            rows.setdefault((type(row[0]), *row[:3]), row)
-    changes["revisited"] = list(rows.values())
     return changes
 
 
 def _updates(
-    a: RolloutAttributes,
-    spoken: Sequence[Spoken],
-    late: Sequence[Spoken],
-    trains: Sequence[TrainAttributes],
-    *,
-    whole: bool,
+    a: RolloutAttributes, late: Sequence[Spoken], trains: Sequence[TrainAttributes], *, whole: bool
 ) -> list[Update]:
     updates = []
-    for k, u in enumerate(a.updates):
+    for k in range(max(len(each.updates) for each in (a, *(e.attributes for e in late)))):
+        said = {each.contribution.rank: status_of(each, k) for each in late}
+        told = [each.attributes.updates[k] for each in late if k < len(each.attributes.updates)]
+        if k < len(a.updates):
+            u = a.updates[k]
+            status = confirmed(u, said)
+        else:  # rank 0 knows nothing of it
+            u = msgspec.structs.replace(told[0], samples=0, nominal=0)
+            status = "failed" if "failed" in said.values() else "unconfirmed"
         visits = Counter(ids(trains[k].samples)) if k < len(trains) else Counter()
         samples, nominal = u.samples, u.nominal
-        said: dict[int, str | None] = {}
-        for each in (*spoken, *late):
-            rows = each.attributes.updates
-            said[each.contribution.rank] = rows[k].status if k < len(rows) else None
         for each in late:
-            rows, own = each.attributes.updates, visits_of(each, k)
-            new = own - visits
+            if said[each.contribution.rank] is None:
+                continue
+            row, own = each.attributes.updates[k], visits_of(each, k)
+            new = (own - visits).total() + row.samples - own.total()
+            samples += new
+            visits |= own
             if new:
-                samples += new.total()
-                visits |= own
-                theirs = rows[k].nominal
-                nominal = None if nominal is None or theirs is None else nominal + theirs
-        status = confirmed(u, said, [each.contribution.rank for each in late])
-        updates.append(
-            msgspec.structs.replace(
-                u, samples=samples, nominal=nominal if whole else samples, status=status
-            )
-        )
+                both = nominal is not None and row.nominal is not None
+                nominal = (nominal or 0) + (row.nominal or 0) if both else None
+        if nominal is not None and not whole:
+            nominal = samples
+        changed = {"samples": samples, "nominal": nominal, "status": status}
+        updates.append(msgspec.structs.replace(u, **changed))
     return updates
 
 

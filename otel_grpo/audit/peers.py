@@ -33,6 +33,7 @@ _kind = msgspec.json.Decoder(_Kind)
 
 # A reading: rank, host, pid, device, instant, then every column; None where it says nothing.
 Row = tuple[object, ...]
+INSTANT = 4
 COLUMNS = tuple(
     name
     for name in Memory.__struct_fields__
@@ -187,7 +188,7 @@ class Timeline:
         self.peer = peer
         self.clock = clock
         self.rank = rank
-        self.devices = devices
+        self._devices = devices
         self._reader = _Reader(peer, attempts, attempt)
         self._held: list[Timed] = []
         self._read_to = 0
@@ -195,6 +196,8 @@ class Timeline:
 
     def window(self, start: int, end: int) -> list[Timed]:
         """What may lie in ``[start, end)``; windows must be asked for in order."""
+        if not self.clock.known:
+            return []
         if not self._ended and self._read_to < end + _DISORDER:
             self._ended = True
             for number, line in self._reader:
@@ -218,7 +221,10 @@ class Timeline:
             self._held.append(Timed(earliest, latest, line.method, duration))
         else:
             earliest = self._read_to
-            for row in rows(line.memory, self.devices, self.rank):
-                earliest, latest = self.clock.place(int(str(row[4])))
-                self._held.append(Timed(earliest, latest, None, row))
+            readings = rows(line.memory, self._devices, self.rank)
+            for instant, row in zip(line.memory.instant, readings, strict=True):
+                earliest, latest = self.clock.place(instant)
+                # The records have it by the driver's clock.
+                placed = (*row[:INSTANT], earliest, *row[INSTANT + 1 :])
+                self._held.append(Timed(earliest, latest, None, placed))
         self._read_to = max(self._read_to, earliest)

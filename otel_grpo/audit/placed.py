@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import UnsetType
 
 from otel_grpo.audit.contributed import Place
-from otel_grpo.audit.peers import Row, Timed, Timeline, rows
+from otel_grpo.audit.peers import INSTANT, Row, Timed, Timeline, rows
 from otel_grpo.audit.report import ABSENT
 from otel_grpo.records.model import RolloutAttributes
 
@@ -37,10 +37,13 @@ class _Pile:
         return False
 
 
-def check_placed(at: Place, a: RolloutAttributes, timelines: Iterable[Timeline]) -> Late:
+def check_placed(
+    at: Place, a: RolloutAttributes, workers: Mapping[int, Sequence[Timeline]]
+) -> Late:
     """Every call and reading that the record says a worker gave is in the worker's file.
 
-    A process without a known clock gives none: no instant of its own can be compared.
+    A process without a known clock gives none: no instant of its own can be compared. One that was
+    started again has several files under one number.
     """
     late = Late()
     start, end = a.window.start_ns, a.window.end_ns
@@ -48,47 +51,51 @@ def check_placed(at: Place, a: RolloutAttributes, timelines: Iterable[Timeline])
     if not isinstance(a.memory, UnsetType):
         for row in rows(a.memory):
             readings[row[0]].append(row)
-    for each in timelines:
+    for rank, files in workers.items():
         piles: dict[str | None, _Pile] = defaultdict(_Pile)
-        instants: dict[object, Row] = {}
-        for timed in each.window(start, end) if each.clock.known else ():
+        found: dict[object, Row] = {}
+        for timed in (t for each in files for t in each.window(start, end)):
             pile = piles[timed.method]
             certain = timed.earliest >= start and timed.latest < end
-            (pile.certain if certain else pile.possible)[_key(timed)] += 1
-            if timed.method is None and isinstance(timed.what, tuple):
-                instants[_key(timed)] = timed.what
+            key = _key(timed)
+            (pile.certain if certain else pile.possible)[key] += 1
+            if isinstance(timed.what, tuple):
+                found[key] = timed.what
         for method, ranks in a.workers.items():
-            stored = ranks.get(str(each.rank), [])
+            stored = ranks.get(str(rank), [])
             at.checked(len(stored))
             lost = [ns for ns in stored if not piles[method].take(ns)]
             if lost:
-                name = f"attributes.workers.{method}.{each.rank}"
-                at.wrong(name, _why(each, "call of that length"), None, lost[0], ABSENT)
-        own = readings.get(each.rank, [])
+                name = f"attributes.workers.{method}.{rank}"
+                at.wrong(name, _why(rank, files, "call of that length"), None, lost[0], ABSENT)
+        pile = piles[None]
+        own = readings.get(rank, [])
         at.checked(len(own))
-        lost_rows = [row for row in own if not piles[None].take(_without_instant(row))]
-        if lost_rows:
-            message = _why(each, "such reading")
-            at.wrong("attributes.memory", message, None, f"instant {lost_rows[0][4]}", ABSENT)
+        missed = [row for row in own if not pile.take(row) and not pile.take(_timeless(row))]
+        if missed:
+            message = _why(rank, files, "such reading")
+            at.wrong("attributes.memory", message, None, f"instant {missed[0][INSTANT]}", ABSENT)
+        late.readings += [found[key] for key in pile.certain.elements()]
         for kind, pile in piles.items():
-            for what in pile.certain.elements():
-                if kind is None:
-                    late.readings.append(instants[what])
-                elif isinstance(what, int):
-                    late.calls.append((kind, each.rank, what))
+            if kind is not None:
+                calls = (ns for ns in pile.certain.elements() if isinstance(ns, int))
+                late.calls += [(kind, rank, ns) for ns in calls]
     return late
 
 
 def _key(timed: Timed) -> object:
-    return timed.what if isinstance(timed.what, int) else _without_instant(timed.what)
+    """A reading whose instant is known only to a bound is told by the rest of it."""
+    if isinstance(timed.what, int) or timed.earliest == timed.latest:
+        return timed.what
+    return _timeless(timed.what)
 
 
-def _without_instant(row: Row) -> Row:
-    # The records have it by the driver's clock, the file by the worker's own.
-    return (*row[:4], *row[5:])
+def _timeless(row: Row) -> Row:
+    return (*row[:INSTANT], None, *row[INSTANT + 1 :])
 
 
-def _why(each: Timeline, what: str) -> str:
-    if not each.clock.known:
-        return f"the clock of rank {each.rank} is not known: {each.peer.file}"
-    return f"rank {each.rank} has no {what} in this window: {each.peer.file}"
+def _why(rank: int, files: Sequence[Timeline], what: str) -> str:
+    names = ", ".join(each.peer.file for each in files)
+    if not any(each.clock.known for each in files):
+        return f"the clock of rank {rank} is not known: {names}"
+    return f"rank {rank} has no {what} in this window: {names}"

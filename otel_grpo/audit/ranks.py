@@ -32,7 +32,7 @@ def check_updates(at: Place, a: RolloutAttributes, spoken: Sequence[Spoken]) -> 
             at.wrong("attributes.updates", "more than the record's", each, len(a.updates), n)
     for k, u in enumerate(a.updates):
         name = f"attributes.updates[{k}]"
-        said = {each.contribution.rank: _status(each, k) for each in spoken}
+        said = {each.contribution.rank: status_of(each, k) for each in spoken}
         said |= dict.fromkeys(a.ranks.missing)
         possible = {agreed([own, *said.values()]) for own in (*_STATES, None)}
         at.checked(2)
@@ -40,20 +40,38 @@ def check_updates(at: Place, a: RolloutAttributes, spoken: Sequence[Spoken]) -> 
             told = ", ".join(f"rank {r} {s or 'did not say'}" for r, s in sorted(said.items()))
             at.wrong(f"{name}.status", told, None, u.status, " or ".join(sorted(possible)))
             continue
-        named = {"failed": "failed", "unconfirmed": None}
-        if u.status in named:
-            left_out = {r for r, s in said.items() if s == named[u.status]} - set(u.ranks)
-            if left_out:
-                message = f"does not name {sorted(left_out)}"
-                at.wrong(f"{name}.ranks", message, None, str(u.ranks))
+        left_out = _blamed(u.status, k, spoken, said) - set(u.ranks)
+        if left_out:
+            message = f"does not name {sorted(left_out)}"
+            at.wrong(f"{name}.ranks", message, None, str(u.ranks))
         if a.ranks.missing and u.nominal is not None and u.nominal != u.samples:
             message = "a rank is missing, so no tail can be told"
             at.wrong(f"{name}.nominal", message, None, u.nominal, u.samples)
 
 
-def _status(each: Spoken, k: int) -> str | None:
+def status_of(each: Spoken, k: int) -> str | None:
+    """What a rank says of its own part in the k-th update; None: nothing."""
     updates = each.attributes.updates
-    return updates[k].status if k < len(updates) else None
+    if k >= len(updates):
+        return None
+    u = updates[k]
+    others_only = u.ranks and each.contribution.rank not in u.ranks
+    return claim(u) if u.status == "unconfirmed" and others_only else u.status
+
+
+def claim(u: Update) -> str:
+    """Of an unconfirmed update: what was to be confirmed. A skip has a reason, an applied none."""
+    return "applied" if u.reason is None else "skipped"
+
+
+def _blamed(
+    status: str, k: int, spoken: Iterable[Spoken], said: Mapping[int, str | None]
+) -> set[int]:
+    """The ranks that an update must name: those that failed, or did not speak."""
+    if status == "unconfirmed":
+        return {rank for rank, word in said.items() if word is None}
+    failed = [each for each in spoken if status == "failed" == status_of(each, k)]
+    return {r for e in failed for r in e.attributes.updates[k].ranks or [e.contribution.rank]}
 
 
 def visits_of(each: Spoken, k: int) -> Counter[SampleId]:
@@ -183,13 +201,33 @@ def check_devices(at: Place, a: RolloutAttributes, spoken: Iterable[Spoken]) -> 
             each.devices.unknown.clear()
 
 
-def confirmed(u: Update, said: Mapping[int, str | None], late: Iterable[int]) -> str:
-    """The status of an update that the record calls unconfirmed, once late ranks have spoken too."""
-    spoken = {rank: status for rank, status in said.items() if status is not None}
-    if u.status != "unconfirmed" or not spoken.keys() & set(late):
-        return "failed" if "failed" in spoken.values() else u.status
-    if "failed" in spoken.values():
+def check_calls(at: Place, a: RolloutAttributes, spoken: Iterable[Spoken]) -> None:
+    """The timed calls of a rank are in the record under its number, and no others."""
+    for each in spoken:
+        own = calls_of(each)
+        rank = str(each.contribution.rank)
+        stored = {method: calls[rank] for method, calls in a.workers.items() if rank in calls}
+        at.checked(len(own))
+        for method in sorted(own.keys() | stored.keys()):
+            values = [found.get(method) for found in (stored, own)]
+            if values[0] != values[1]:
+                name = f"attributes.workers.{method}.{rank}"
+                at.wrong(name, "", each, *(ABSENT if v is None else str(v) for v in values))
+
+
+def calls_of(each: Spoken) -> dict[str, list[int]]:
+    """Durations in nanoseconds of a rank's own timed calls, by method."""
+    return {
+        method: [ns for calls in by_rank.values() for ns in calls]
+        for method, by_rank in each.attributes.workers.items()
+    }
+
+
+def confirmed(u: Update, said: Mapping[int, str | None]) -> str:
+    """The status of an update of a record once late ranks have spoken too."""
+    if "failed" in (u.status, *said.values()):
         return "failed"
-    if set(u.ranks) - {rank for rank in late if rank in spoken}:
-        return "unconfirmed"
-    return agreed(list(spoken.values()))
+    if u.status != "unconfirmed":
+        return u.status
+    agreeing = {rank for rank, word in said.items() if word == claim(u)}
+    return claim(u) if agreeing == said.keys() and not set(u.ranks) - agreeing else "unconfirmed"

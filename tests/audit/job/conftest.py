@@ -70,6 +70,7 @@ def rank_one():
         "pending": 0,
         "padding": 2,
         "updates": [update("applied", 1, 1)],
+        "workers": {"step": {"0": [9]}},
         "memory": {
             "instant": [1081],
             "rank": [1],

@@ -114,18 +114,19 @@ def test_a_status_of_many_ranks(said, status):
 
 
 @pytest.mark.parametrize(
-    ("stored", "ranks", "said", "status"),
+    ("stored", "reason", "ranks", "said", "status"),
     [
-        ("unconfirmed", [2], {1: "applied", 2: "applied"}, "applied"),
-        ("unconfirmed", [2], {1: "skipped", 2: "skipped"}, "skipped"),
-        ("unconfirmed", [2], {1: "applied", 2: "skipped"}, "unconfirmed"),
-        ("unconfirmed", [2, 3], {1: "applied", 2: "applied"}, "unconfirmed"),
-        ("unconfirmed", [2], {1: "applied", 2: None}, "unconfirmed"),
-        ("unconfirmed", [2], {1: "applied", 2: "failed"}, "failed"),
-        ("failed", [1], {1: "failed", 2: "applied"}, "failed"),
-        ("skipped", [], {1: "skipped", 2: "skipped"}, "skipped"),
+        ("unconfirmed", None, [2], {2: "applied"}, "applied"),
+        ("unconfirmed", "overflow", [2], {2: "skipped"}, "skipped"),
+        ("unconfirmed", None, [2], {2: "skipped"}, "unconfirmed"),
+        ("unconfirmed", None, [2, 3], {2: "applied"}, "unconfirmed"),
+        ("unconfirmed", None, [1, 2, 3], {2: "applied", 3: "applied"}, "unconfirmed"),
+        ("unconfirmed", None, [2], {2: None}, "unconfirmed"),
+        ("unconfirmed", None, [2], {2: "failed"}, "failed"),
+        ("failed", None, [1], {2: "applied"}, "failed"),
+        ("skipped", "overflow", [], {2: "skipped"}, "skipped"),
     ],
 )
-def test_a_status_once_rank_2_has_spoken(stored, ranks, said, status):
-    """What was unconfirmed only for want of its word."""
-    assert confirmed(Update(1, 0, 1, 4, 4, stored, None, ranks), said, [2]) == status
+def test_a_status_once_late_ranks_have_spoken(stored, reason, ranks, said, status):
+    """What was unconfirmed only for want of their word."""
+    assert confirmed(Update(1, 0, 1, 4, 4, stored, reason, ranks), said) == status

@@ -56,6 +56,39 @@ def test_a_reading_that_the_worker_did_not_make(driver, tmp_path, name, value):
     assert found(report, line=2, field="attributes.memory", severity="error")
 
 
+def test_a_reading_of_another_instant(driver, tmp_path):
+    """1581 of the worker is 1081 of the driver, and no other instant."""
+    driver.record(1)["memory"]["instant"][1] = 1082
+    assert found(audit(driver.write(tmp_path)), line=2, field="attributes.memory")
+
+
+def test_a_worker_that_was_started_again(driver, tmp_path):
+    """Its number stays: one call of 9 ns from its first process, one of 4 from its second."""
+    second = [driver.others[NAME][0] | {"pid": 80}, call(1601, 1605)]
+    driver.others["policy-0-80.jsonl"] = second
+    listed = driver.files.run["attempts"][0]["processes"]
+    listed.append(listed[0] | {"pid": 80})
+    driver.record(2)["workers"] = {"step": {"1": [4]}}
+    figures = {"count": 1, "min_ns": 4, "median_ns": 4, "max_ns": 4, "mean_ns": 4.0}
+    driver.records[4]["metrics"] |= {f"worker.step.{name}": n for name, n in figures.items()}
+    step = {"count": 4, "min_ns": 12, "median_ns": 12, "max_ns": 13, "mean_ns": 12.5}
+    driver.totals(workers={"step": step})
+    for name, n in step.items():
+        driver.records[-1]["metrics"][f"workers.step.{name}"] = n
+    assert wrong(audit(driver.write(tmp_path))) == []
+    driver.record(2)["workers"] = {"step": {"1": [5]}}
+    assert found(audit(driver.write(tmp_path)), line=5, field="attributes.workers.step.1")
+
+
+def test_a_worker_that_never_joined(driver, tmp_path):
+    """It was named to the driver, so it has a number and counts as missing."""
+    driver.record(1)["ranks"] = {"expected": 3, "received": 2, "missing": [2]}
+    driver.totals(ranks={"expected": 3, "complete_windows": 2, "incomplete_windows": 1})
+    assert wrong(audit(driver.write(tmp_path))) == []
+    driver.record(1)["ranks"] = {"expected": 4, "received": 2, "missing": [2, 2]}
+    assert found(audit(driver.write(tmp_path)), line=2, field="attributes.ranks.missing")
+
+
 def test_a_late_call_is_counted(driver, tmp_path):
     """It ended in the second window, whose record does not have it."""
     driver.others[NAME].insert(3, call(1601, 1605))
