@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from otel_grpo.ranks.identity import identity
+from otel_grpo.ranks.job import Ranks
 from otel_grpo.tracing import lifecycle, starting
 from otel_grpo.tracing.guard import Guard
 from otel_grpo.tracing.phase import Phase
@@ -32,7 +34,9 @@ def start_run(
     devices: Sequence[Device] | None = None,
     device_roles: Sequence[Sequence[str]] | None = None,
     readings: Callable[[], Sequence[Reading]] | None = None,
-    role: str = "driver",
+    role: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
     base: Mapping[str, int] | None = None,
     tracer_provider: TracerProvider | None = None,
 ) -> Run:
@@ -55,7 +59,12 @@ def start_run(
         device_roles: for each device, what it does: ``train``, ``generate``, ``reward``; default:
             train and generate.
         readings: gives memory readings; default: those of this process, its devices and its host.
-        role: of this process.
+        role: of this process; default: ``driver`` for the one that makes the records, else
+            ``trainer``.
+        rank: of this process in an SPMD job, where every rank runs the same loop and starts a run of
+            its own: rank 0 makes the records of all. Default: as the process group of
+            ``torch.distributed`` says, if there is one; the environment is not asked.
+        world_size: number of ranks; goes with `rank`.
         base: counts restored from a checkpoint: ``optimizer_step``, ``tokens``.
         tracer_provider: put our spans into this provider, and make them OpenTelemetry's current
             spans. Default: a private provider that touches no global state.
@@ -63,6 +72,7 @@ def start_run(
     from otel_grpo import devices as found
 
     guard = Guard()
+    own_rank, world = identity() if rank is None or world_size is None else (rank, world_size)
     try:
         used = found.inventory(on_error=guard.fault) if devices is None else list(devices)
     except Exception as error:  # a broken driver is no reason not to train
@@ -80,12 +90,13 @@ def start_run(
         run_id=run_id,
         devices=used,
         roles=list(enumerate(roles)) if used else None,
-        role=role,
+        role=role or ("trainer" if own_rank else "driver"),
         base=base,
         tracer_provider=tracer_provider,
         readings=readings
-        or functools.partial(found.readings, 0, devices=used, on_error=guard.fault),
+        or functools.partial(found.readings, own_rank, devices=used, on_error=guard.fault),
         guard=guard,
+        job=Ranks(own_rank, world) if world > 1 else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""What waits before the writer's thread gets it: updates for scalars, windows for publications.
+"""What waits before the writer's thread gets it: updates for scalars, windows for others' words.
 
 Every call is made under the run's lock.
 """
@@ -14,19 +14,34 @@ if TYPE_CHECKING:
     from otel_grpo.records.model import Number
     from otel_grpo.tracing.evidence import UpdateDraft
     from otel_grpo.tracing.output import Output
+    from otel_grpo.tracing.peers import Peers
+    from otel_grpo.tracing.rank_output import RankOutput
     from otel_grpo.tracing.window import ClosedWindow
 
-# A publication may be confirmed this long after its window before the record is written without it.
-PUBLICATION_DEADLINE_NS = 30 * 10**9
+# A publication may be confirmed, and another process be heard, this long after a window before its
+# record is written without.
+DEADLINE_NS = 30 * 10**9
 
 
 class Handover:
-    """The last update, until its scalars come or the next one starts; closed windows, in order."""
+    """The last update, until its scalars come or the next one starts; closed windows, in order.
 
-    def __init__(self, output: Output) -> None:
+    Args:
+        output: takes what is ready.
+        holds: whether updates wait for the other ranks of their window: in each rank of a job.
+        waits: whether windows wait: not where the process only adds its share.
+    """
+
+    def __init__(
+        self, output: Output | RankOutput, *, holds: bool = False, waits: bool = True
+    ) -> None:
         self.windows: deque[ClosedWindow] = deque()
         self.draft: UpdateDraft | None = None
+        self.peers: Peers | None = None
         self._output = output
+        self._holds = holds
+        self._waits = waits
+        self._held: list[UpdateDraft] = []
         self._uncovered: list[int] = []  # steps that no scalars have spoken of
 
     def cover(self, step: int) -> None:
@@ -52,21 +67,27 @@ class Handover:
             self.release_update()
 
     def release_update(self) -> None:
-        if self.draft is not None:
+        if self.draft is None:
+            return
+        if self._holds:
+            self._held.append(self.draft)
+        else:
             self._output.train(self.draft)
-            self.draft = None
+        self.draft = None
 
     def release_windows(self, now_ns: int, *, at_end: bool = False) -> None:
-        """Hand over the windows that wait for no publication any more, in their order."""
+        """Hand over the windows that wait for nobody any more, in their order."""
         for closed in list(self.windows)[:-1]:
             if closed.deadline_ns is None:
-                closed.deadline_ns = max(now_ns, closed.end_ns + PUBLICATION_DEADLINE_NS)
+                closed.deadline_ns = max(now_ns, closed.end_ns + DEADLINE_NS)
         held = False
         while self.windows:
             closed = self.windows[0]
             expired = closed.deadline_ns is not None and now_ns >= closed.deadline_ns
-            if closed.waits and not expired and not at_end:
+            if self._waits and self._outstanding(closed, now_ns) and not (expired or at_end):
                 return
+            if self._holds:
+                self._give_updates(closed)
             # As it is now: the record is built later, and what is completed until then has a line of
             # its own.
             rows = []
@@ -78,3 +99,31 @@ class Handover:
             # disk is too slow for.
             held = self._output.rollout(closed, held=held)
             self.windows.popleft()
+
+    def lacks_peers(self, now_ns: int) -> bool:
+        """Whether the oldest window waits for other processes."""
+        return bool(self.windows) and not self._heard(self.windows[0], now_ns)
+
+    def _outstanding(self, closed: ClosedWindow, now_ns: int) -> bool:
+        # Asked first, and always: the peers are read for the windows that they were asked for.
+        heard = self._heard(closed, now_ns)
+        scalars = (
+            self._holds
+            and self.draft is not None
+            and self.draft.iteration <= closed.window.iteration
+        )
+        return not heard or closed.waits or scalars
+
+    def _heard(self, closed: ClosedWindow, now_ns: int) -> bool:
+        window = closed.window
+        return self.peers is None or self.peers.ready(
+            window.iteration, window.start_ns, closed.end_ns, now_ns
+        )
+
+    def _give_updates(self, closed: ClosedWindow) -> None:
+        """To a window its own updates, whose records are made with its own."""
+        iteration = closed.window.iteration
+        if self.draft is not None and self.draft.iteration <= iteration:
+            self.release_update()
+        closed.drafts += [draft for draft in self._held if draft.iteration == iteration]
+        self._held = [draft for draft in self._held if draft.iteration > iteration]

@@ -17,10 +17,11 @@ from otel_grpo._version import __version__
 from otel_grpo.tracing import lanes
 from otel_grpo.tracing.account import Row
 from otel_grpo.tracing.ids import GENERATOR
+from otel_grpo.tracing.otlp_json import encode
 from otel_grpo.tracing.spans import flags_at_end, flags_at_start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from opentelemetry.sdk.resources import Resource
 
@@ -134,7 +135,13 @@ class LightSpan(Span):
             context=self.get_span_context(),
             parent=None if self._parent_id is None else self._context(self._parent_id),
             resource=self._maker.resource,
-            attributes={**(self._given or {}), **self._common, **phase, **(self._later or {})},
+            attributes={
+                **(self._given or {}),
+                **self._maker.found,
+                **self._common,
+                **phase,
+                **(self._later or {}),
+            },
             events=self._events,
             links=self._links,
             status=self.status,
@@ -168,6 +175,8 @@ class LightSpans:
         self.clock = clock
         self.resource = resource
         self.clean = clean
+        # Attributes of all spans that may become known after they are made.
+        self.found: Mapping[str, Any] = {}
         self._account = account
         self._write = write
 
@@ -207,3 +216,8 @@ class LightSpans:
             flags = flags_at_end(span.status.status_code, span.own_attributes())
             self._account.end(span.span_id, span.end_ns or 0, flags)
         self._write(span)
+
+
+def encode_spans(spans: Iterable[ReadableSpan | LightSpan]) -> bytes:
+    """One line of ``spans/``, without its line end."""
+    return encode(span.readable() if isinstance(span, LightSpan) else span for span in spans)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from otel_grpo.records import rundir
 from otel_grpo.records.files import atomic_write
-from otel_grpo.records.model import Observed
+from otel_grpo.records.model import Observed, PublicationCompleted, WindowOpened
 from otel_grpo.records.summary import encode_summary, load_earlier
 from otel_grpo.records.writer import STALL_S, Writer
 from otel_grpo.tracing import lifecycle
 from otel_grpo.tracing.evidence import DeviceRoles, UpdateDraft
 from otel_grpo.tracing.guard import logger, tell
-from otel_grpo.tracing.light import LightSpan
-from otel_grpo.tracing.otlp_json import encode
+from otel_grpo.tracing.light import LightSpan, encode_spans
 from otel_grpo.tracing.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -27,10 +26,20 @@ if TYPE_CHECKING:
 
     from otel_grpo.core.clock import Clock
     from otel_grpo.core.ledger import TrainedLengths
-    from otel_grpo.records.model import Attempt, OpenWindow, RolloutRecord, RunStatus, WorkerLine
+    from otel_grpo.records.model import (
+        Attempt,
+        OpenWindow,
+        RolloutRecord,
+        RunStatus,
+        TrainRecord,
+        WorkerLine,
+    )
     from otel_grpo.records.rundir import RunDir
     from otel_grpo.tracing.guard import Guard
+    from otel_grpo.tracing.peers import Peers
     from otel_grpo.tracing.window import ClosedWindow, Window
+
+T = TypeVar("T")
 
 # How often summary.json is rewritten while nothing else happens: an open wait is visible.
 SUMMARY_TICK_S = 5.0
@@ -84,7 +93,7 @@ class Output:
         self.writer = Writer(
             rundir.nowhere(unwritable or "no_directory")
             if directory is None
-            else directory.sinks(_encode, role=role),
+            else directory.sinks(encode_spans, role=role),
             seq=0 if directory is None else directory.seq,
             prev=None if directory is None else directory.prev,
             on_error=guard.fault,
@@ -110,7 +119,27 @@ class Output:
     def span(self, span: ReadableSpan | LightSpan) -> None:
         self.writer.put("spans", span)
 
+    def read_peers(self, peers: Peers) -> None:
+        """The job has other processes; before the first window closes."""
+        self._recorder.peers = peers
+
+    def opened(self, iteration: int, start_ns: int) -> None:
+        """A window without a record was cut by the process's end."""
+        self.worker(WindowOpened(self.run_id, self.attempt, iteration, start_ns))
+
+    def published_late(self, iteration: int, version: int, completed_ns: int) -> None:
+        """A publication was confirmed after the record of its window."""
+        self.worker(
+            PublicationCompleted(self.run_id, self.attempt, iteration, version, completed_ns)
+        )
+
     def rollout(self, closed: ClosedWindow, *, held: bool) -> bool:
+        peers = self._recorder.peers
+        if peers is not None and peers.spmd:
+            # One more than this rank attempted: another one may have gone further.
+            for k in range(len(closed.drafts) + 1):
+                record = partial(self._train_of_job, closed, k)
+                held = self.writer.put("metrics_raw", record, held=held)
         return self.writer.put("metrics_raw", partial(self._rollout, closed), held=held)
 
     def train(self, draft: UpdateDraft) -> None:
@@ -162,7 +191,19 @@ class Output:
 
     def _rollout(self, closed: ClosedWindow) -> RolloutRecord | None:
         self._sources.settle(closed.window)
-        return self._recorder.rollout(closed)
+        return self._knowing_the_job(self._recorder.rollout, closed)
+
+    def _train_of_job(self, closed: ClosedWindow, k: int) -> TrainRecord | None:
+        self._sources.settle(closed.window)
+        return self._knowing_the_job(self._recorder.train_of_job, closed, k)
+
+    def _knowing_the_job(self, make: Callable[..., T], *about: Any) -> T:
+        """A record, after `run.json` has what was learnt about the job on the way."""
+        before = self._recorder.attempt
+        record = make(*about)
+        if self._recorder.attempt is not before:
+            self._write_run_file()
+        return record
 
     def tick(self) -> None:
         self._sources.release()
@@ -212,10 +253,6 @@ class Output:
             sinks=self.writer.counts(),
             time_unix_ns=self._clock.now(),
         )
-
-
-def _encode(spans: list[ReadableSpan | LightSpan]) -> bytes:
-    return encode(span.readable() if isinstance(span, LightSpan) else span for span in spans)
 
 
 def _warn_of_loss(sink: str, reason: str, message: str) -> None:

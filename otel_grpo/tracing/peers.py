@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from otel_grpo.records.merge import Gathered
 
-__all__ = ["Gathered", "Peers"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from otel_grpo.core.clock import Clock
+    from otel_grpo.records.model import Attempt
+    from otel_grpo.records.worker_dir import WorkerDir
+    from otel_grpo.tracing.evidence import DeviceRoles
+
+__all__ = ["Gathered", "Job", "Peers"]
 
 
 class Peers(Protocol):
@@ -42,4 +50,38 @@ class Peers(Protocol):
 
     def stop(self) -> None:
         """Read nothing more; does not wait for the thread."""
+        ...
+
+
+class Job(Protocol):
+    """The ranks of an SPMD trainer, of which this process is one."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world(self) -> int: ...
+    @property
+    def launch(self) -> str | None:
+        """What all ranks of one start share, for `run.json`."""
+        ...
+
+    def directory(
+        self, asked: Path | None, started_ns: int, wait: Callable[[float], bool]
+    ) -> WorkerDir:
+        """Where a rank above 0 writes, on its writer's thread. Raises OSError.
+
+        `wait` sleeps so many seconds and says whether the process ends.
+        """
+        ...
+
+    def peers(
+        self,
+        path: Path,
+        run_id: str,
+        attempt: Attempt,
+        roles: DeviceRoles | None,
+        clock: Clock,
+        on_fault: Callable[[str, BaseException], object],
+    ) -> Peers:
+        """For rank 0: who reads the others' files."""
         ...

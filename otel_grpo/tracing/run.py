@@ -6,8 +6,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.trace import Link, Span
 
 from otel_grpo import semconv
@@ -17,9 +19,7 @@ from otel_grpo.core.ledger import Ledger, WindowEvents
 from otel_grpo.records.model import (
     OpenPhase,
     OpenWindow,
-    PublicationCompleted,
     RunStatus,
-    WindowOpened,
     WindowStatus,
 )
 from otel_grpo.tracing import given, lanes, lifecycle, sanitize
@@ -39,12 +39,17 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from otel_grpo.core.ledger import RolloutId
+    from otel_grpo.tracing.peers import Peers
     from otel_grpo.tracing.publication import Publication
+    from otel_grpo.tracing.rank_output import RankOutput
     from otel_grpo.tracing.sampler import Sampler
     from otel_grpo.tracing.samples import Samples
     from otel_grpo.tracing.update import Update
 
 T = TypeVar("T")
+
+# At its end a run waits so long for the other processes' last words.
+LAST_WORDS_S = 3.0
 
 
 class Run:
@@ -85,24 +90,25 @@ class Run:
 
     def begin(
         self,
-        output: Output,
+        output: Output | RankOutput,
         tracers: Tracers,
         started_ns: int,
         role: str,
+        rank: int = 0,
+        *,
+        alone: bool = True,
     ) -> None:
-        """Called once, by `starting.start`."""
+        """Called once, by `starting.start`; `alone`: the job has no other ranks."""
         self.path, self.run_id = output.path, output.run_id
         self.output = output
-        self.handover = Handover(output)
+        self.handover = Handover(output, holds=not alone, waits=rank == 0)
         self.shared = tracers.shared
         self.start_span = tracers.start
         self.tracer_provider = tracers.provider
         self._tracers = tracers
-        self._common: dict[str, Any] = {
-            semconv.RUN_ID: output.run_id,
-            semconv.ROLE: role,
-            semconv.RANK: 0,
-        }
+        self._common: dict[str, Any] = {semconv.ROLE: role, semconv.RANK: rank}
+        if output.run_id:
+            self._common[semconv.RUN_ID] = output.run_id
         # A trace of its own that no back end gets: it would be open for as long as the run.
         self.run_span = tracers.light.start(semconv.SPAN_RUN, None, self._common, started_ns)
         self._links = [Link(self.run_span.get_span_context())]
@@ -111,6 +117,30 @@ class Run:
         self.live = True
         self._over = False
         lifecycle.register(self)
+
+    def found(self, output: RankOutput) -> None:
+        """Which run this rank belongs to became known: told on the writer's thread."""
+        self.path, self.run_id = output.path, output.run_id
+        light = self._tracers.light
+        light.found = {semconv.RUN_ID: output.run_id}
+        light.resource = light.resource.merge(
+            Resource({semconv.RUN_ID: output.run_id, semconv.ATTEMPT: output.attempt})
+        )
+
+    def read_peers(self, peers: Peers) -> None:
+        """The job has other processes, whose files `peers` reads; for the process that records."""
+        if not self.live or not isinstance(self.output, Output):
+            return
+        with self._lock:
+            if self.handover.peers is not None:
+                self._misuse("peers", "the other processes of the job are read already")
+                return
+            try:
+                self.output.read_peers(peers)
+                peers.start(self._release_if_free)
+                self.handover.peers = peers
+            except Exception as error:
+                self.guard.fault("ranks.start", error)
 
     def _start_sampler(self) -> None:
         if self.sampler is not None:
@@ -143,6 +173,10 @@ class Run:
         with self._lock:
             # Kept for the exit, should this be interrupted.
             self.ended_by = error = error or self.ended_by
+            if self.live and self.window is not None:
+                self._close_window(self.window, None, "aborted", error)
+        self._wait_for_peers()
+        with self._lock:
             if self.live:
                 said = self._checked("run_status", status, given.run_status)
                 try:
@@ -160,8 +194,6 @@ class Run:
             self.guard.fault("run.finish", fault)
 
     def _hand_over(self, status: RunStatus, error: BaseException | None) -> None:
-        if self.window is not None:
-            self._close_window(self.window, None, "aborted", error)
         self.handover.release_update()
         self.handover.release_windows(self.clock.now(), at_end=True)
         ended = self.clock.now()
@@ -174,8 +206,21 @@ class Run:
         applied = self.ledger.applied
         self.output.run(status, ended, applied, ids)
 
+    def _wait_for_peers(self) -> None:
+        """The last windows' other processes end when this one does: they get a moment to be heard."""
+        peers = self.handover.peers if self.live else None
+        if peers is None:
+            return
+        peers.hurry()
+        end = monotonic() + LAST_WORDS_S
+        while self.handover.lacks_peers(self.clock.now()) and monotonic() < end:
+            sleep(0.02)
+            self._release_if_free()
+
     def _close_files(self) -> None:
         flushed = self.output.flush()
+        if self.handover.peers is not None:
+            self.handover.peers.stop()
         if self.sampler is not None:
             self.sampler.stop()
         # Not before: the writer's thread ends the `rl.loop` span of each record that it builds.
@@ -286,9 +331,7 @@ class Run:
                     partial(setattr, self, "window", window),
                     partial(setattr, self, "_iterations", window.iteration),
                 )
-                self.output.worker(
-                    WindowOpened(self.run_id, self.output.attempt, window.iteration, start)
-                )
+                self.output.opened(window.iteration, start)
             except Exception as error:
                 self.guard.fault("iteration.open", error)
             return self.window, True
@@ -424,14 +467,8 @@ class Run:
                 samples = self.opened_samples()
                 publication.request = self.sampler.ask(samples, asked=False)
             if publication.recorded:
-                self.output.worker(
-                    PublicationCompleted(
-                        self.run_id,
-                        self.output.attempt,
-                        publication.iteration,
-                        publication.version,
-                        publication.completed_ns,
-                    )
+                self.output.published_late(
+                    publication.iteration, publication.version, publication.completed_ns
                 )
             self.handover.release_windows(self.clock.now())
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import socket
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,21 +17,24 @@ from otel_grpo import semconv
 from otel_grpo.core.clock import Clock, boot_id
 from otel_grpo.records import rundir
 from otel_grpo.records.files import errno_name
-from otel_grpo.records.model import Attempt, ClockPair, Device, Trainer, World
+from otel_grpo.records.model import Attempt, ClockPair, Device, Joined, Trainer, World
 from otel_grpo.tracing import given, sanitize
 from otel_grpo.tracing.guard import Guard, is_true, logger
 from otel_grpo.tracing.light import LightSpans
 from otel_grpo.tracing.output import Output
 from otel_grpo.tracing.processor import AccountProcessor
 from otel_grpo.tracing.provider import Tracers, resource
+from otel_grpo.tracing.rank_output import RankOutput
 from otel_grpo.tracing.run import Run
 from otel_grpo.tracing.sampler import INTERVAL_S, Readings, Sampler
+from otel_grpo.tracing.worker_output import Place
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
     from otel_grpo.records.rundir import RunDir
     from otel_grpo.tracing.evidence import DeviceRoles
+    from otel_grpo.tracing.peers import Job
 
 
 #: Milliseconds between two looks at memory and devices; 0: only when the training asks.
@@ -55,18 +59,18 @@ def start(
     clock: Clock | None = None,
     guard: Guard | None = None,
     lockstep: bool = False,
+    job: Job | None = None,
 ) -> Run:
-    """Start a run (see `otel_grpo.start_run`). Never raises: a run that can't start is not live."""
+    """Start a run (see `otel_grpo.start_run`). Never raises: a run that can't start is not live.
+
+    With a `job` this process is one of its ranks; in `lockstep` whoever asks for a reading waits.
+    """
     guard = guard or Guard()
     run = Run(guard)
     if is_true(os.environ.get("OTEL_GRPO_DISABLED")):
         return run
     try:
-        run_id = run_id or os.environ.get("OTEL_GRPO_RUN_ID") or None
-        if run_id is not None:
-            run_id = sanitize.label(run_id)
-        directory, unwritable = _open_directory(run_dir, run_id)
-        run_id = directory.run_id if directory is not None else run_id or os.urandom(8).hex()
+        rank = 0 if job is None else job.rank
         role = re.sub(r"[^A-Za-z0-9._-]+", "_", sanitize.label(role))
         run.clock = clock or Clock.read()
         if readings is not None:
@@ -80,7 +84,6 @@ def start(
             )
         attempt = _attempt(
             run.clock,
-            number=1 if directory is None else directory.attempt,
             trainer=Trainer(
                 sanitize.label(trainer),
                 *(
@@ -91,65 +94,136 @@ def start(
             devices=devices,
             config=config,
             base=_base(guard, base or {}),
+            job=job,
         )
-        output = Output(
-            directory,
-            unwritable,
-            run_id=run_id,
-            attempt=attempt,
-            clock=run.clock,
-            guard=guard,
-            devices=roles,
-            trained=run.ledger.trained,
-            role=role,
-            sources=run.sources(),
-        )
-        light = LightSpans(
-            run.account,
-            run.clock,
-            resource(
-                {
-                    semconv.RL_SYSTEM: attempt.trainer.name,
-                    semconv.RL_SYSTEM_VERSION: attempt.trainer.version,
-                    semconv.RL_ALGORITHM: attempt.trainer.algorithm,
-                    semconv.RUN_ID: run_id,
-                    semconv.ATTEMPT: attempt.attempt,
-                    semconv.ROLE: role,
-                    semconv.RANK: 0,
-                    semconv.RL_WORLD_SIZE: attempt.world.size,
-                }
-            ),
-            output.span,
-            run._attributes,
-        )
+        asked = run_dir or os.environ.get("OTEL_GRPO_RUN_DIR") or None
+        place = None if asked is None else Path(asked)
+        output: Output | RankOutput
+        if job is not None and rank:
+            output = _rank_output(run, job, place, attempt, roles, role)
+        else:
+            output = _output(run, place, run_id, attempt, roles, role)
+        about = {
+            semconv.RL_SYSTEM: attempt.trainer.name,
+            semconv.RL_SYSTEM_VERSION: attempt.trainer.version,
+            semconv.RL_ALGORITHM: attempt.trainer.algorithm,
+            semconv.RUN_ID: output.run_id or None,
+            semconv.ATTEMPT: output.attempt or None,
+            semconv.ROLE: role,
+            semconv.RANK: rank,
+            semconv.RL_WORLD_SIZE: attempt.world.size,
+        }
+        light = LightSpans(run.account, run.clock, resource(about), output.span, run._attributes)
         processor = AccountProcessor(run.account, guard, output.span)
         tracers = Tracers(light, processor, tracer_provider)
-        run.begin(output, tracers, attempt.started_unix_ns, role)
+        started_ns = attempt.started_unix_ns
+        run.begin(output, tracers, started_ns, role, rank, alone=job is None)
+        if job is not None and isinstance(output, Output) and output.path is not None:
+            peers = job.peers(
+                output.path,
+                output.run_id,
+                msgspec.structs.replace(attempt, attempt=output.attempt),
+                roles,
+                run.clock,
+                guard.fault,
+            )
+            run.read_peers(peers)
     except Exception as error:
         run.live = False
         guard.fault("run.start", error)
     return run
 
 
+def _output(
+    run: Run,
+    asked: Path | None,
+    run_id: str | None,
+    attempt: Attempt,
+    roles: DeviceRoles | None,
+    role: str,
+) -> Output:
+    """The files of the process that makes the records."""
+    run_id = run_id or os.environ.get("OTEL_GRPO_RUN_ID") or None
+    if run_id is not None:
+        run_id = sanitize.label(run_id)
+    directory, unwritable = _open_directory(asked, run_id)
+    return Output(
+        directory,
+        unwritable,
+        run_id=directory.run_id if directory is not None else run_id or os.urandom(8).hex(),
+        attempt=msgspec.structs.replace(
+            attempt, attempt=1 if directory is None else directory.attempt
+        ),
+        clock=run.clock,
+        guard=run.guard,
+        devices=roles,
+        trained=run.ledger.trained,
+        role=role,
+        sources=run.sources(),
+    )
+
+
+def _rank_output(
+    run: Run, job: Job, asked: Path | None, attempt: Attempt, roles: DeviceRoles | None, role: str
+) -> RankOutput:
+    """The files of a rank that adds its share."""
+    does = dict(roles or ())
+
+    def find(ending: threading.Event) -> Place:
+        return Place(*job.directory(asked, attempt.started_unix_ns, ending.wait))
+
+    def joined(run_id: str, number: int) -> Joined:
+        return Joined(
+            run_id,
+            number,
+            role=role,
+            name=name,
+            rank=job.rank,
+            world=job.world,
+            host=attempt.host,
+            pid=attempt.pid,
+            clock=attempt.clock,
+            started_unix_ns=attempt.started_unix_ns,
+            devices=[
+                (device, does.get(index, [])) for index, device in enumerate(attempt.world.devices)
+            ],
+        )
+
+    name = f"{role}-{job.rank}"
+    return RankOutput(
+        find,
+        joined,
+        name=name,
+        clock=run.clock,
+        guard=run.guard,
+        rank=job.rank,
+        trained=run.ledger.trained,
+        sources=run.sources(),
+        found=run.found,
+    )
+
+
 def _attempt(
     clock: Clock,
     *,
-    number: int,
     trainer: Trainer,
     devices: Sequence[Device],
     config: Any,
     base: dict[str, int],
+    job: Job | None,
 ) -> Attempt:
+    """What is known of the attempt before it has a directory, which gives its number."""
     return Attempt(
-        attempt=number,
+        attempt=0,
         started_unix_ns=clock.now(),
         host=socket.gethostname(),
         pid=os.getpid(),
         clock=ClockPair(boot_id(), clock.unix_ns, clock.perf_ns),
         trainer=trainer,
-        world=World(1, list(devices)),
+        world=World(1 if job is None else job.world, list(devices)),
         config_fingerprint=fingerprint(config),
         base=base,
+        launch=None if job is None else job.launch,
     )
 
 
@@ -172,15 +246,10 @@ def _base(guard: Guard, base: Mapping[str, int]) -> dict[str, int]:
         return {}
 
 
-def _open_directory(
-    run_dir: str | os.PathLike[str] | None, run_id: str | None
-) -> tuple[RunDir | None, str | None]:
+def _open_directory(asked: Path | None, run_id: str | None) -> tuple[RunDir | None, str | None]:
     """The directory, or why there is none: then the run only counts what is lost."""
-    asked = run_dir or os.environ.get("OTEL_GRPO_RUN_DIR") or None
     try:
-        directory = rundir.open_run_dir(
-            None if asked is None else Path(asked), run_id or os.environ.get("OTEL_GRPO_RUN_ID")
-        )
+        directory = rundir.open_run_dir(asked, run_id)
     except rundir.RunDirError as error:
         logger.warning("otel-grpo: nothing is recorded (training goes on): %s", error)
         return None, errno_name(error)

@@ -16,7 +16,7 @@ from otel_grpo.records.files import errno_name
 from otel_grpo.records.model import Left, Observed
 from otel_grpo.records.writer import BOUNDS, STALL_S, Sink, Writer
 from otel_grpo.tracing.guard import logger
-from otel_grpo.tracing.otlp_json import encode
+from otel_grpo.tracing.light import LightSpan, encode_spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +86,7 @@ class WorkerOutput:
         self.writer.put("workers", self._first)
         self.writer.start()
 
-    def span(self, span: ReadableSpan) -> None:
+    def span(self, span: ReadableSpan | LightSpan) -> None:
         self.writer.put("spans", span)
 
     def worker(self, line: WorkerLine | Callable[[], WorkerLine | None]) -> bool:
@@ -137,7 +137,7 @@ class WorkerOutput:
 
     def _spans(self, path: Path | None) -> Sink:
         file = None if path is None else path / "spans" / self._file
-        return Sink("spans", file, BOUNDS["spans"], encode=encode)
+        return Sink("spans", file, BOUNDS["spans"], encode=encode_spans)
 
     def _first(self) -> Joined:
         return self._joined(self.run_id, self.attempt)

@@ -14,7 +14,7 @@ from otel_grpo.records.model import PublicationCompleted
 from otel_grpo.records.summary import summarize
 from otel_grpo.records.writer import BOUNDS
 from otel_grpo.testing import FakeClock, RecordedRun, recorded_run
-from otel_grpo.tracing.handover import PUBLICATION_DEADLINE_NS
+from otel_grpo.tracing.handover import DEADLINE_NS
 
 SECOND = 10**9
 
@@ -310,7 +310,7 @@ def test_completed_after_the_deadline(clock: FakeClock, tmp_path: Path) -> None:
     with recorded_run(tmp_path / "run", clock=clock) as recorded:
         late = one_window(recorded, clock)
         never = one_window(recorded, clock)
-        clock.advance(ns=PUBLICATION_DEADLINE_NS + 1)
+        clock.advance(ns=DEADLINE_NS + 1)
         one_window(recorded, clock).completed()
         recorded.run.output.writer.flush()
         clock.advance(1)
@@ -329,7 +329,7 @@ def test_deadline_is_the_end_of_the_next_window_at_least(clock: FakeClock, tmp_p
     """The window that is still the last is waited for, however long it takes."""
     with recorded_run(tmp_path / "run", clock=clock) as recorded:
         publication = one_window(recorded, clock)
-        clock.advance(10 * PUBLICATION_DEADLINE_NS / SECOND)
+        clock.advance(10 * DEADLINE_NS / SECOND)
         recorded.run.output.tick()
         publication.completed()
     check_summary(recorded, 1, 0)
@@ -344,7 +344,7 @@ def test_completed_between_hand_over_and_record(clock: FakeClock, tmp_path: Path
         recorded.run.output.writer.call(lambda: hold.wait(20))
         late = one_window(recorded, clock)
         one_window(recorded, clock).completed()
-        clock.advance(ns=PUBLICATION_DEADLINE_NS + 1)
+        clock.advance(ns=DEADLINE_NS + 1)
         one_window(recorded, clock).completed()  # hands the first window over
         late.completed()
         hold.set()

@@ -1,0 +1,47 @@
+"""The ranks of an SPMD job, as one of them sees it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from otel_grpo.core.clock import Clock
+from otel_grpo.ranks.collector import Collector
+from otel_grpo.ranks.contributions import Contributions
+from otel_grpo.ranks.folder import Folder, OnFault
+from otel_grpo.ranks.launch import directory_of_rank, launch_key
+from otel_grpo.records.inventory import DeviceRoles, Inventory
+from otel_grpo.records.model import Attempt
+from otel_grpo.records.worker_dir import WorkerDir
+
+
+class Ranks(NamedTuple):
+    """What `otel_grpo.tracing.peers.Job` asks for."""
+
+    rank: int
+    world: int
+
+    @property
+    def launch(self) -> str | None:
+        return launch_key(os.environ)
+
+    def directory(
+        self, asked: Path | None, started_ns: int, wait: Callable[[float], bool]
+    ) -> WorkerDir:
+        return directory_of_rank(self.rank, asked, started_ns, wait=wait)
+
+    def peers(
+        self,
+        path: Path,
+        run_id: str,
+        attempt: Attempt,
+        roles: DeviceRoles | None,
+        clock: Clock,
+        on_fault: OnFault,
+    ) -> Collector:
+        folder = Folder(path / "workers", run_id, attempt.attempt, on_fault)
+        inventory = Inventory(attempt.world.devices, roles)
+        store = Contributions(folder, self.world, inventory)
+        return Collector(folder, store, now=clock.now, on_fault=on_fault)
