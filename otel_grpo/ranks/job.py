@@ -1,9 +1,9 @@
-"""The ranks of an SPMD job, as one of them sees it."""
+"""The other processes of a job, for the one that makes its records: ranks, or workers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from otel_grpo.ranks.collector import Collector
 from otel_grpo.ranks.contributions import Contributions
 from otel_grpo.ranks.folder import Folder, OnFault
 from otel_grpo.ranks.launch import directory_of_rank, launch_key
+from otel_grpo.ranks.workers import Workers
 from otel_grpo.records.inventory import DeviceRoles, Inventory
 from otel_grpo.records.model import Attempt
 from otel_grpo.records.worker_dir import WorkerDir
@@ -45,3 +46,25 @@ class Ranks(NamedTuple):
         inventory = Inventory(attempt.world.devices, roles)
         store = Contributions(folder, self.world, inventory)
         return Collector(folder, store, now=clock.now, on_fault=on_fault)
+
+
+class WorkerPeers(Collector):
+    """The workers that a driver calls, as `otel_grpo.tracing.peers.Peers` asks for them."""
+
+    def __init__(
+        self,
+        path: Path,
+        run_id: str,
+        attempt: Attempt,
+        roles: DeviceRoles | None,
+        clock: Clock,
+        on_fault: OnFault,
+    ) -> None:
+        folder = Folder(path / "workers", run_id, attempt.attempt, on_fault)
+        self._workers = Workers(folder, attempt.clock, Inventory(attempt.world.devices, roles))
+        super().__init__(folder, self._workers, now=clock.now, on_fault=on_fault)
+
+    def watch(self, names: Iterable[str]) -> None:
+        """Count workers before they are heard of: one that never is counts as missing."""
+        with self._lock:
+            self._workers.watch(names)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from otel_grpo.core.clock import boot_id
+from otel_grpo.ranks.job import WorkerPeers
 from otel_grpo.ray.joining import name_of
 from otel_grpo.records.model import ClockOffset
 
@@ -34,9 +35,8 @@ def watch(run: Run, actors: Iterable[Any], *, role: str | None = None) -> list[s
             names.append(name_of(said, actor._actor_id.hex()))
         except Exception as error:
             run.guard.fault("ray.watch", error)
-    peers = getattr(run, "peers", None)
-    if names and peers is not None:
-        peers.watch(names)
+    if isinstance(run.peers, WorkerPeers):
+        run.peers.watch(names)
     return names
 
 

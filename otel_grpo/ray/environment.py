@@ -10,9 +10,11 @@ from typing import Any
 
 import msgspec
 
+from otel_grpo.ranks.job import WorkerPeers
 from otel_grpo.tracing import lifecycle
 from otel_grpo.tracing.carrier import traceparent
 from otel_grpo.tracing.guard import logger
+from otel_grpo.tracing.output import Output
 from otel_grpo.tracing.run import Run
 
 _HOOK = "worker_process_setup_hook"
@@ -30,10 +32,22 @@ def runtime_env(run: Run, env: Mapping[str, Any] | None = None) -> dict[str, Any
     merged: Any = {} if env is None else copy.copy(env)  # Ray has a class of its own for them
     if run.live and run.path is not None:
         try:
+            _read_workers(run)
             merged[_HOOK] = _hook(_belongs(run), merged.get(_HOOK))
         except Exception as error:
             run.guard.fault("ray.runtime_env", error)
     return merged  # type: ignore[no-any-return]
+
+
+def _read_workers(run: Run) -> None:
+    """Their lines go into the run's records, from now on."""
+    output = run.output
+    if run.peers is None and isinstance(output, Output) and output.path is not None:
+        known = output.known
+        peers = WorkerPeers(
+            output.path, output.run_id, known, output.roles, run.clock, run.guard.fault
+        )
+        run.read_peers(peers)
 
 
 def _belongs(run: Run) -> dict[str, Any]:

@@ -108,6 +108,16 @@ class Output:
     def attempt(self) -> int:
         return self._recorder.attempt.attempt
 
+    @property
+    def known(self) -> Attempt:
+        """What is known of the attempt: other processes and their devices are added to it."""
+        return self._recorder.attempt
+
+    @property
+    def roles(self) -> DeviceRoles | None:
+        """What the devices of this process do."""
+        return self._recorder.devices
+
     # --- on the training thread
 
     def start(self) -> None:

@@ -75,7 +75,7 @@ class Recorder:
         self._applied = 0  # in the account of all ranks
         self._run_id = run_id
         self._clock = clock
-        self._devices = devices
+        self.devices = devices
         self._observe = observe
         self._on_error = on_error
         self._trained = trained
@@ -85,7 +85,7 @@ class Recorder:
         if closed.built:  # an interrupted hand-over was repeated
             return None
         if self.peers is None:
-            attributes = rollout_attributes(closed, self._trained, self._devices)
+            attributes = rollout_attributes(closed, self._trained, self.devices)
             times = build.window_timeline(attributes)
         else:
             attributes, times = self.job(closed, self.peers).attributes, closed.times
@@ -149,7 +149,7 @@ class Recorder:
         if closed.job is not None:
             return closed.job
         window = closed.window
-        own = rollout_attributes(closed, self._trained, self._devices)
+        own = rollout_attributes(closed, self._trained, self.devices)
         closed.times = build.window_timeline(own)
         gathered = peers.take(window.iteration, window.start_ns, closed.end_ns)
         share = contribution(

@@ -127,6 +127,11 @@ class Run:
             Resource({semconv.RUN_ID: output.run_id, semconv.ATTEMPT: output.attempt})
         )
 
+    @property
+    def peers(self) -> Peers | None:
+        """Who reads the files of the job's other processes."""
+        return self.handover.peers if self.live else None
+
     def read_peers(self, peers: Peers) -> None:
         """The job has other processes, whose files `peers` reads; for the process that records."""
         if not self.live or not isinstance(self.output, Output):
