@@ -11,7 +11,7 @@ from otel_grpo.cli.problem import Problem
 from otel_grpo.cli.text import count
 from otel_grpo.cli.view import View, count_record
 from otel_grpo.devices.host import host_name
-from otel_grpo.records.model import Attempt, Summary
+from otel_grpo.records.model import Attempt, ClockOffset, Summary
 from otel_grpo.records.reader import (
     BadInput,
     BadLine,
@@ -19,6 +19,7 @@ from otel_grpo.records.reader import (
     read_records,
     read_run_file,
     read_summary,
+    read_workers,
 )
 
 FINISH = "`otel-grpo finish` makes it"
@@ -33,6 +34,7 @@ def load(run_dir: Path) -> View:
             raise BadInput(run_dir / "run.json", "has no attempt")
         _read_summary(view, run_dir)
         torn = _read_records(view, run_dir)
+        _read_clocks(view, run_dir)
     if view.summary is not None:
         _note_summary(view, view.summary, torn)
     return view
@@ -87,6 +89,17 @@ def _read_records(view: View, run_dir: Path) -> list[int]:
         else:
             count_record(view, each.value, each.line.number)
     return torn
+
+
+def _read_clocks(view: View, run_dir: Path) -> None:
+    """The measurements of clocks, where a worker runs on another machine."""
+    if not view.job.clocks(view.run_file.attempts[-1]):
+        return
+    for _, each in read_workers(run_dir):
+        if isinstance(each, Torn) or each.value.attempt != view.attempt:
+            continue
+        if isinstance(each.value, ClockOffset):
+            view.job.measured(each.value)
 
 
 def _note_summary(view: View, summary: Summary, torn: list[int]) -> None:

@@ -14,6 +14,10 @@ from otel_grpo.cli.text import visible
 
 RUN_DIR = "OTEL_GRPO_RUN_DIR"
 RUN_ID = "OTEL_GRPO_RUN_ID"
+LAUNCH = "OTEL_GRPO_LAUNCH"
+# Where one of these is set, somebody starts this command once for each rank or node of a job: an id
+# drawn here would tell them apart, and what they share are the launcher's own variables.
+_OF_SEVERAL = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 # What shells answer, so that a script can't tell the command from the command under `run`.
 NOT_EXECUTABLE = 126
@@ -38,10 +42,15 @@ def run(run_dir: Path | None, run_id: str | None, command: tuple[str, ...]) -> N
 
     CMD takes the place of this process: signals reach it, and its exit status is the exit status
     (126: not executable, 127: not found). Nothing in it has to be changed: `otel-grpo run -- python
-    train.py`, `otel-grpo run -- torchrun train.py`.
+    train.py`.
+
+    Of a job of many ranks there is one directory: `otel-grpo run -- torchrun --nproc-per-node 8
+    train.py`, `srun otel-grpo run -- python train.py`. Where torchrun is started on several nodes by
+    hand, give OTEL_GRPO_LAUNCH the same new value on each, and --run-dir a directory that all see.
     """
     environment = dict(os.environ)
     _name_the_run(environment, run_dir, run_id)
+    _name_the_launch(environment)
     _put_on_path(environment)
     sys.exit(_become(command, environment))
 
@@ -54,6 +63,12 @@ def _name_the_run(
         environment[RUN_DIR] = str(run_dir.absolute())
     if run_id is not None:
         environment[RUN_ID] = run_id
+
+
+def _name_the_launch(environment: MutableMapping[str, str]) -> None:
+    """Tells the ranks of this start, which look for its directory, from those of another one."""
+    if not any(environment.get(name) for name in (LAUNCH, *_OF_SEVERAL)):
+        environment[LAUNCH] = os.urandom(8).hex()
 
 
 def _put_on_path(environment: MutableMapping[str, str]) -> None:

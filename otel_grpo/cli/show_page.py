@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 
 from msgspec import UNSET
 
+from otel_grpo.cli import show_job
 from otel_grpo.cli.page import Block, Formula, Heading, Line, Table
 from otel_grpo.cli.text import count, gib, integer, milliseconds, name, rate, seconds, visible
 from otel_grpo.cli.view import Iteration, Rate, View
@@ -41,14 +42,20 @@ def page(view: View) -> Iterator[Block]:
     yield from _iterations(view)
     yield from _phases_of_iterations(view.latest)
     if view.summary is not None:
-        yield from _totals(view.summary)
+        yield from _totals(view, view.summary)
         yield from _rates(view)
         yield from _phase_totals(view.summary)
-        yield from _workers(view.summary)
-        yield from _memory(view.summary)
-        yield from _records(view.summary)
     else:
         yield from _rates(view)
+    yield from show_job.processes(view)
+    yield from show_job.ranks(view)
+    yield from show_job.workers(view)
+    if view.summary is not None:
+        yield from _memory(view.summary)
+    yield from show_job.devices(view)
+    if view.summary is not None:
+        yield from _records(view.summary)
+    yield from show_job.missing(view)
     yield from _notes(view)
 
 
@@ -160,7 +167,7 @@ def _busy_and_exposed(each: Iteration, phase: str) -> str:
     return "-" if busy is None else f"{seconds(busy)} / {seconds(exposed)}"
 
 
-def _totals(summary: Summary) -> Iterator[Block]:
+def _totals(view: View, summary: Summary) -> Iterator[Block]:
     windows, time = summary.windows, summary.time
     number = windows.complete + windows.partial + windows.aborted
     yield Heading(
@@ -193,7 +200,11 @@ def _totals(summary: Summary) -> Iterator[Block]:
         yield from _counts("discarded", discarded)
     yield from _counts("tokens", summary.tokens)
     yield from _counts("updates", summary.updates)
-    yield Line("publications", f"{summary.publications}, pending {summary.publications_pending}")
+    published = f"{summary.publications}, pending {summary.publications_pending}"
+    if view.job.versions is not None:
+        low, high = view.job.versions
+        published += f"; version {low}" + f" to {high}" * (high > low)
+    yield Line("publications", published)
     for what, figures in summary.length.items():
         yield Line(f"{what}s", f"length {_figures(figures)}")
     if summary.policy_lag:
@@ -259,23 +270,6 @@ def _phase_totals(summary: Summary) -> Iterator[Block]:
             for phase, figures in (
                 (each, summary.phases[each]) for each in _ordered(summary.phases)
             )
-        ],
-    )
-
-
-def _workers(summary: Summary) -> Iterator[Block]:
-    if not summary.workers:
-        return
-    yield Heading("Worker methods: seconds of each worker's sum, over workers")
-    yield Table(
-        ["method", "calls", "min", "median", "mean", "max"],
-        [
-            [
-                name(method),
-                str(figures["count"]),
-                *(seconds(round(figures[f"{key}_ns"])) for key in ("min", "median", "mean", "max")),
-            ]
-            for method, figures in sorted(summary.workers.items())
         ],
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from otel_grpo.cli.job import Job
 from otel_grpo.records.model import Number, Record, RolloutRecord, RunFile, Summary
 
 # Throughput -> the tokens that it counts, the time that it divides by, whose devices. The same
@@ -72,6 +73,7 @@ class View:
     iterations: list[Iteration] = field(default_factory=list)
     records: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    job: Job = field(default_factory=Job)
 
     @property
     def attempt(self) -> int:
@@ -115,6 +117,9 @@ class View:
                 }
                 for rate in self.rates()
             },
+            "job": self.job.to_dict(
+                self.run_file.attempts[-1], self.summary.workers if self.summary else None
+            ),
             "summary": msgspec.to_builtins(self.summary) if self.summary else None,
             "notes": self.notes,
         }
@@ -168,3 +173,5 @@ def count_record(view: View, record: Record, line: int) -> None:
     view.records[str(kind)] = view.records.get(str(kind), 0) + 1
     if isinstance(record, RolloutRecord):
         view.iterations.append(iteration_of(record, line))
+        if record.attempt == view.attempt:
+            view.job.add(record)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -93,6 +94,25 @@ def test_the_hooks_come_first_on_the_path_and_once(child: Any) -> None:
     entries = json.loads(result.stdout)[1]["PYTHONPATH"].split(os.pathsep)
     assert entries[:3] == [HOOKS, "/a", "/b"]
     assert entries.count(HOOKS) == 1
+
+
+def test_each_start_has_an_id_of_its_own(child: Any) -> None:
+    """Two starts draw two ids, 16 hex digits each; a given one stays."""
+    ids = set()
+    for _ in range(2):
+        result = child("run", sys.executable, "-c", SHOW, env={"RANK": ""})
+        ids.add(json.loads(result.stdout)[1]["OTEL_GRPO_LAUNCH"])
+    assert len(ids) == 2
+    assert all(re.fullmatch("[0-9a-f]{16}", each) for each in ids)
+    result = child("run", sys.executable, "-c", SHOW, env={"OTEL_GRPO_LAUNCH": "mine"})
+    assert json.loads(result.stdout)[1]["OTEL_GRPO_LAUNCH"] == "mine"
+
+
+@pytest.mark.parametrize("name", ["RANK", "SLURM_PROCID"])
+def test_one_start_for_each_rank_draws_no_id(child: Any, name: str) -> None:
+    """`srun otel-grpo run`: an id of each would tell the ranks of one job apart."""
+    result = child("run", sys.executable, "-c", SHOW, env={name: "0"})
+    assert "OTEL_GRPO_LAUNCH" not in json.loads(result.stdout)[1]
 
 
 def test_the_command_finds_the_package_from_anywhere(child: Any, tmp_path: Path) -> None:

@@ -124,7 +124,8 @@ def test_json_has_the_names_of_the_files(reference: Any, call: Any) -> None:
     path = reference.write()
     shown = json.loads(call("show", path, "--json").stdout)
     assert set(shown) == {
-        "run_dir", "run_id", "attempt", "status", "iterations", "throughput", "summary", "notes",
+        "run_dir", "run_id", "attempt", "status", "iterations", "throughput", "job", "summary",
+        "notes",
     }  # fmt: skip
     assert shown["status"] == "completed"
     assert shown["notes"] == []
