@@ -11,9 +11,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from otel_grpo.ranks.folder import Folder, OnFault, Peer
+from otel_grpo.ranks.folder import Folder, Line, OnFault, Peer
 from otel_grpo.records.merge import Gathered
-from otel_grpo.records.model import WorkerLine
 
 #: Seconds between two looks at the files, and at the run's end.
 INTERVAL_S = 1.0
@@ -30,7 +29,7 @@ class Store(Protocol):
     settle_ns: int
 
     def wants(self, peer: Peer, iteration: int | None) -> bool: ...
-    def add(self, lines: Iterable[tuple[Peer, WorkerLine]]) -> None: ...
+    def add(self, lines: Iterable[tuple[Peer, Line]]) -> None: ...
     def complete(self, iteration: int, start_ns: int, end_ns: int) -> bool: ...
     def gather(self, iteration: int, start_ns: int, end_ns: int) -> Gathered: ...
 

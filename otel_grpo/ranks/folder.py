@@ -6,20 +6,15 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from otel_grpo.ranks.tail import Tail
 from otel_grpo.records.model import (
-    ClockOffset,
-    Contribution,
     Joined,
-    Left,
-    PublicationCompleted,
-    WindowOpened,
     WorkerLine,
 )
-from otel_grpo.records.sample_table import flaw
 
 #: Told of what is ignored: a place that is counted, and why.
 OnFault = Callable[[str, BaseException], object]
@@ -28,11 +23,33 @@ OnFault = Callable[[str, BaseException], object]
 # of the same name and number may go on in it.
 _SELDOM = 30
 
-# What stands in the driver's own file.
-_OF_DRIVER = (WindowOpened, PublicationCompleted, ClockOffset)
-_decode = msgspec.json.Decoder(WorkerLine).decode
+# What only a process that has joined can say.
+_OF_PEERS = frozenset({"contribution", "call", "memory", "left"})
 # JSON can be nested deeper than a parser follows.
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class _Head(msgspec.Struct):
+    kind: str
+    run_id: str
+    attempt: int
+    rank: int | None = None
+    iteration: int = 0
+
+
+_head = msgspec.json.Decoder(_Head).decode
+_decode = msgspec.json.Decoder(WorkerLine).decode
+
+
+class Spoken(NamedTuple):
+    """A contribution that is not decoded yet: a thousand of them would be a million objects."""
+
+    rank: int
+    iteration: int
+    raw: bytes
+
+
+Line = WorkerLine | Spoken
 
 
 class Peer:
@@ -68,7 +85,7 @@ class Folder:
         seldom = self._looks % _SELDOM == 1
         return [peer for _, peer in sorted(self._peers.items()) if seldom or not peer.quiet]
 
-    def read(self, peer: Peer) -> list[WorkerLine]:
+    def read(self, peer: Peer) -> list[Line]:
         """The new lines of a file that tell of this attempt; all others are counted and ignored."""
         lines = []
         try:
@@ -84,24 +101,25 @@ class Folder:
         with contextlib.suppress(Exception):  # strict mode raises it, after it was counted
             self._on_fault(f"ranks.{place}", ValueError(f"{peer.tail.path.name}: {why}"))
 
-    def _line(self, peer: Peer, raw: bytes) -> WorkerLine | None:
+    def _line(self, peer: Peer, raw: bytes) -> Line | None:
         try:
+            head = _head(raw)
+            if head.run_id != self._run_id or head.attempt > self._attempt or not head.attempt:
+                self.fault("foreign", peer, f"attempt {head.attempt} of run {head.run_id}")
+                return None
+            earlier = head.attempt < self._attempt
+            peer.quiet = earlier or head.kind == "left"
+            if earlier:
+                return None
+            if peer.joined is None and head.kind in _OF_PEERS:
+                self.fault("bad_line", peer, "no `joined` line comes first")
+                return None
+            if head.kind == "contribution":
+                return Spoken(-1 if head.rank is None else head.rank, head.iteration, raw)
             line = _decode(raw)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             self.fault("bad_line", peer, str(error))
-            return None
-        if line.run_id != self._run_id or line.attempt > self._attempt or not line.attempt:
-            self.fault("foreign", peer, f"attempt {line.attempt} of run {line.run_id}")
-            return None
-        peer.quiet = line.attempt < self._attempt or isinstance(line, Left)
-        if line.attempt < self._attempt:
             return None
         if isinstance(line, Joined):
             peer.joined = line
-        elif not isinstance(line, _OF_DRIVER) and peer.joined is None:
-            self.fault("bad_line", peer, "no `joined` line comes first")
-            return None
-        if isinstance(line, Contribution) and (why := flaw(line)):
-            self.fault("bad_line", peer, why)
-            return None
         return line

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from otel_grpo.records.reader import LONGEST_LINE
 
-_BLOCK = 1 << 20
+# What a file grows by between two looks; a larger buffer would cost more than the file.
+_BLOCK = 1 << 16
 
 
 class Tail:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 
 from otel_grpo.ranks.clocks import WorkerClock
-from otel_grpo.ranks.folder import Folder, Peer
+from otel_grpo.ranks.folder import Folder, Line, Peer
 from otel_grpo.records.inventory import Inventory, placed
 from otel_grpo.records.merge import Gathered
 from otel_grpo.records.model import (
@@ -22,7 +22,6 @@ from otel_grpo.records.model import (
     Memory,
     Process,
     Ranks,
-    WorkerLine,
     WorkerMemory,
 )
 
@@ -73,7 +72,7 @@ class Workers:
         """Every file may have calls of the open window."""
         return True
 
-    def add(self, lines: Iterable[tuple[Peer, WorkerLine]]) -> None:
+    def add(self, lines: Iterable[tuple[Peer, Line]]) -> None:
         """Take new lines in: clocks first, for what they place may have been read before them."""
         lines = list(lines)
         for _, line in lines:

@@ -30,7 +30,7 @@ from otel_grpo.records.model import (
     WindowStatus,
 )
 from otel_grpo.records.sample_table import SampleTable
-from otel_grpo.records.union import NO_CODES, Ids, unite
+from otel_grpo.records.union import Ids, unite
 
 
 @dataclass(frozen=True)
@@ -147,15 +147,12 @@ def _revisited(shares: Sequence[Contribution], ids: Ids, table: SampleTable) -> 
 
 
 def _generated(shares: Sequence[Contribution], ids: Ids) -> list[SampleRun] | UnsetType:
+    """Rank 0's as they are, then what only others have."""
     runs: list[SampleRun] = list(shares[0].attributes.generated or ())
-    seen = np.zeros(ids.size, dtype=bool)
-    seen[ids.of(runs)] = True
-    fresh = [NO_CODES]
-    for share in shares[1:]:
-        codes = ids.of(share.attributes.generated or ())
-        fresh.append(codes[~seen[codes]])
-        seen[codes] = True
-    runs += ids.runs(np.concatenate(fresh))
+    others = ids.of(run for share in shares[1:] for run in share.attributes.generated or ())
+    _, first = np.unique(others, return_index=True)
+    others = others[np.sort(first)]
+    runs += ids.runs(others[~np.isin(others, ids.of(runs))])
     return runs or UNSET
 
 
@@ -192,11 +189,12 @@ def _updates(
         first = said[0].attributes.updates[k]
         verdict = agree(shares, ranks, k)
         applied += verdict.status == "applied"
-        union = unite([ids.of(_samples(share, k)) for share in said])
+        sizes = [sum(n for _, _, n in _samples(share, k)) for share in said]
+        union = unite(ids.of(run for share in said for run in _samples(share, k)), sizes)
         new = union.new.tolist()
         unnamed = [
-            max(share.attributes.updates[k].samples - sum(n for _, _, n in _samples(share, k)), 0)
-            for share in said
+            max(share.attributes.updates[k].samples - size, 0)
+            for share, size in zip(said, sizes, strict=True)
         ]
         counted = [
             share.attributes.updates[k].nominal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from otel_grpo.core.columns import Ints, as_array
 from otel_grpo.records.build import COLUMNS
 from otel_grpo.records.model import Contribution
-from otel_grpo.records.union import NO_CODES, Ids
+from otel_grpo.records.union import Ids
 
 # What two ranks that hold the same sample must agree on.
 _LENGTHS = ("prompt_lengths", "completion_lengths")
@@ -30,9 +31,8 @@ class SampleTable:
     def __init__(self, shares: Sequence[Contribution], ids: Ids) -> None:
         self._ids = ids
         self._shares = [share.attributes for share in shares if share.attributes.samples]
-        parts = [ids.of(share.samples or ()) for share in self._shares]
-        self._sizes = [len(part) for part in parts]
-        self._codes = np.concatenate([NO_CODES, *parts])
+        self._sizes = [sum(n for _, _, n in share.samples or ()) for share in self._shares]
+        self._codes = ids.of(run for share in self._shares for run in share.samples or ())
         _, first, same = np.unique(self._codes, return_index=True, return_inverse=True)
         self._kept = np.sort(first)
         self._counts_for = first[same.reshape(-1)]  # of each row, the one that counts
@@ -69,12 +69,14 @@ class SampleTable:
     def _values(self, name: str) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """A column over all rows, 0 where a rank lacks it, and which ranks have it."""
         columns = [getattr(share, name) for share in self._shares]
+        known = np.array([column is not UNSET for column in columns], dtype=bool)
         parts = [
-            np.zeros(n, dtype=np.int64) if column is UNSET else as_array(column)
+            [0] * n if column is UNSET else column
             for column, n in zip(columns, self._sizes, strict=True)
         ]
-        known = np.array([column is not UNSET for column in columns], dtype=bool)
-        return np.concatenate([NO_CODES, *parts]), known
+        # The first is rank 0's own, which may be an array; a thousand small ones would take long.
+        arrays = map(as_array, (*parts[:1], list(chain.from_iterable(parts[1:]))))
+        return np.concatenate(list(arrays)), known
 
     def _most_visits(self) -> Ints | None:
         values, known = self._values("visit_counts")
@@ -85,14 +87,16 @@ class SampleTable:
         return counts
 
     def _truncated(self) -> list[int] | UnsetType:
-        flags = np.zeros(len(self._codes), dtype=bool)
+        positions: list[int] = []
         start = 0
         for share, n, brings in zip(self._shares, self._sizes, self._brings.tolist(), strict=True):
             if share.truncated is not UNSET:
-                flags[start + as_array(share.truncated)] = True
+                positions += [start + position for position in share.truncated]
             elif brings:
                 return UNSET
             start += n
+        flags = np.zeros(len(self._codes), dtype=bool)
+        flags[positions] = True
         return np.flatnonzero(flags[self._kept]).tolist()
 
     def _disagreements(self) -> int:

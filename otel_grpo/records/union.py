@@ -13,8 +13,6 @@ from otel_grpo.core.columns import Ints
 from otel_grpo.core.ledger import Visit, visit_runs
 from otel_grpo.records.model import RolloutId, SampleRun
 
-NO_CODES: Ints = np.zeros(0, dtype=np.int64)
-
 
 class Ids:
     """A whole number, its *code*, for each sample of some runs; neighbours have neighbouring codes.
@@ -51,14 +49,17 @@ class Ids:
 
     def of(self, runs: Iterable[SampleRun]) -> Ints:
         """The codes of runs, in order: one for each of their samples."""
-        parts = [NO_CODES]
+        found: list[tuple[int, int]] = []
         for rollout_id, first, n in runs:
             if n:
                 firsts, codes = self._segments[rollout_id]
                 at = bisect_right(firsts, first) - 1
-                start = codes[at] + first - firsts[at]
-                parts.append(np.arange(start, start + n, dtype=np.int64))
-        return np.concatenate(parts)
+                found.append((codes[at] + first - firsts[at], n))
+        starts, lengths = np.array(found, dtype=np.int64).reshape(-1, 2).T
+        # All of them counted through, and each run moved to its start.
+        ends = np.cumsum(lengths)
+        moves: Ints = np.repeat(starts - (ends - lengths), lengths)
+        return moves + np.arange(len(moves))
 
     def runs(self, codes: Ints) -> list[SampleRun]:
         """The samples of codes as runs, in order; those that continue each other are one."""
@@ -102,11 +103,11 @@ class Union(NamedTuple):
     gain: Ints
 
 
-def unite(parts: Sequence[Ints]) -> Union:
-    """The union of the samples of some ranks, given as codes."""
-    n = len(parts)
-    rank = np.repeat(np.arange(n), [len(part) for part in parts])
-    keys, times = np.unique(np.concatenate(parts) * n + rank, return_counts=True)
+def unite(codes: Ints, sizes: Sequence[int]) -> Union:
+    """The union of the samples of some ranks: so many codes of the first, then of the next."""
+    n = len(sizes)
+    rank = np.repeat(np.arange(n), sizes)
+    keys, times = np.unique(codes * n + rank, return_counts=True)
     codes, rank = keys // n, keys % n
     # A running maximum inside each code: the code itself lifts it above all of the one before.
     lift = codes * (int(times.max(initial=0)) + 1)

@@ -70,7 +70,7 @@ def test_a_line_counts_once_it_is_whole(job):
 
 def test_what_is_not_ours_is_counted_and_ignored(job):
     """Another run's line, a broken one, one for another rank, one twice, one without `joined`."""
-    collector = job.of_ranks(3)
+    collector = job.of_ranks(4)
     ready(collector, 1)
     job.write(
         "trainer-1",
@@ -83,13 +83,20 @@ def test_what_is_not_ours_is_counted_and_ignored(job):
         b"\0\0\0",
         b"[" * 100_000,
         contribution(2, 1),
-        msgspec.structs.replace(contribution(1, 1), update_samples=[[("r", 0, 1)]]),
         contribution(1, 1),
         contribution(1, 1),
     )
+    # Whole lines of the right rank, of which one says more than it has, and one is of odd types.
+    flawed = msgspec.structs.replace(contribution(2, 1), update_samples=[[("r", 0, 1)]])
+    job.write("trainer-2", joined(2), flawed)
+    odd = msgspec.json.encode(contribution(3, 1)).replace(b'"samples":[[', b'"samples":[["x",')
+    job.write("trainer-3", joined(3), odd)
     collector.look()
-    assert job.faults == {"ranks.bad_line": 6, "ranks.foreign": 3, "ranks.twice": 1}
-    assert collector.take(1, 0, 1).contributions == {1: contribution(1, 1)}
+    assert job.faults == {"ranks.bad_line": 5, "ranks.foreign": 3, "ranks.twice": 1}
+    taken = collector.take(1, 0, 1)
+    assert taken.contributions == {1: contribution(1, 1)}
+    assert taken.ranks == Ranks(4, 2, [2, 3])
+    assert job.faults["ranks.bad_line"] == 7
 
 
 def test_a_rank_beyond_the_job_is_not_counted(job):
