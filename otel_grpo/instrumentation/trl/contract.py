@@ -70,13 +70,6 @@ def mismatch(module: ModuleType, profiling: ModuleType, callback: type) -> str |
 
 def unsupported_training(trainer: Any) -> str | None:
     """Why this training is not observed yet; None if it is of the supported kind."""
-    processes = int(trainer.accelerator.num_processes)
-    if processes > 1:
-        return f"it runs in {processes} processes"
-    world = os.environ.get("WORLD_SIZE", "1")
-    if world.isdigit() and int(world) > 1:
-        # Without a common backend torchrun's processes train copies that know nothing of each other.
-        return f"WORLD_SIZE is {world} although the trainer runs in one process"
     if trainer.is_deepspeed_enabled:
         return "it uses DeepSpeed"
     if trainer.use_vllm:
@@ -84,3 +77,10 @@ def unsupported_training(trainer: Any) -> str | None:
     if trainer.args.n_gpu > 1:
         return f"one process trains on {trainer.args.n_gpu} devices (DataParallel)"
     return None
+
+
+def copies(trainer: Any) -> str | None:
+    """What the launcher says where each of its processes trains a copy that knows of no other."""
+    world = os.environ.get("WORLD_SIZE", "1")
+    alone = int(trainer.accelerator.num_processes) == 1
+    return f"WORLD_SIZE is {world}" if alone and world.isdigit() and int(world) > 1 else None

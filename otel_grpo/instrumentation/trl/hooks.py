@@ -82,7 +82,7 @@ class Hooks:
             if trainer.accelerator.is_main_process:
                 logger.warning(
                     "otel-grpo: this training is not observed: %s. Supported now: GRPOTrainer of trl"
-                    " %s in one process that generates with transformers; other kinds come later.",
+                    " %s that generates with transformers; other kinds come later.",
                     reason,
                     contract.SUPPORTED,
                 )
@@ -100,12 +100,21 @@ class Hooks:
     def _begin(self, trainer: Any) -> Session | None:
         from otel_grpo import __version__, start_run
 
+        told = contract.copies(trainer)
+        if told is not None:
+            logger.warning(
+                "otel-grpo: %s although this trainer runs in one process: each process trains a copy "
+                "of its own, and is a run of its own",
+                told,
+            )
         run = start_run(
             trainer="trl",
             trainer_version=importlib.metadata.version(contract.PACKAGE),
             adapter_version=__version__,
             algorithm="grpo",
             config=trainer.args.to_dict(),
+            rank=trainer.accelerator.process_index,
+            world_size=trainer.accelerator.num_processes,
             tracer_provider=self._provider() if self._provider else None,
         )
         if not run.live:

@@ -9,9 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """Lengths of the samples of one generation, in the order generated (before TRL shuffles them).
+    """Lengths of the samples that one process generated, in their order (before TRL shuffles them).
 
-    `completion_lengths` are the tokens that the model wrote, `environment_lengths` those of tool
+    `first` is the index of the first one among those of all processes. `completion_lengths` are the tokens that the model wrote, `environment_lengths` those of tool
     results (None where there are no tools), `trained_lengths` those under the loss mask,
     `truncated` whether each sample was cut off before it ended by itself.
     """
@@ -22,6 +22,7 @@ class Rollout:
     trained_lengths: list[int]
     truncated: list[bool]
     groups: list[int]
+    first: int = 0
 
     def __len__(self) -> int:
         return len(self.prompt_lengths)
@@ -42,6 +43,7 @@ def read_generation(output: Sequence[Any], trainer: Any) -> Rollout:
         stops=stops,
         group_size=trainer.num_generations,
         drops_truncated=trainer.mask_truncated_completions,
+        process=trainer.accelerator.process_index,
     )
 
 
@@ -53,10 +55,12 @@ def count(
     stops: Collection[int],
     group_size: int,
     drops_truncated: bool,
+    process: int = 0,
 ) -> Rollout:
     """Counts of a generation; `stops` are the ids that end a sample, by TRL's own rule the last id.
 
-    `drops_truncated`: TRL takes truncated samples out of the loss, so nothing of them is trained.
+    `process`: TRL puts the samples of its processes behind each other, as many of each, and groups them
+    over all: a group may lie across two. `drops_truncated`: TRL takes truncated samples out of the loss, so nothing of them is trained.
     Raises TypeError for tensors, which a rollout function may return: to read one may wait for a
     device.
     """
@@ -71,11 +75,13 @@ def count(
     trained = list(written)
     if drops_truncated:
         trained = [0 if cut else n for n, cut in zip(written, truncated, strict=True)]
+    first = process * len(prompt_ids)
     return Rollout(
+        first=first,
         prompt_lengths=[len(ids) for ids in prompt_ids],
         completion_lengths=written,
         environment_lengths=environment,
         trained_lengths=trained,
         truncated=truncated,
-        groups=[position // group_size for position in range(len(prompt_ids))],
+        groups=[position // group_size for position in range(first, first + len(prompt_ids))],
     )

@@ -311,7 +311,7 @@ class Session:
         assert self._iteration is not None
         rollout = read_generation(generated, self.trainer)
         self._rollouts += 1
-        self._iteration.generated(self._rollouts, len(rollout))
+        self._iteration.generated(self._rollouts, len(rollout), first=rollout.first)
         if consumed:
             self._samples = self._iteration.consumed(
                 self._rollouts,
@@ -321,6 +321,7 @@ class Session:
                 trained_lengths=rollout.trained_lengths,
                 truncated=rollout.truncated,
                 groups=rollout.groups,
+                first=rollout.first,
                 versions=self._applied,
             )
 
