@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
+from otel_grpo import semconv
+from otel_grpo._version import __version__
 from otel_grpo.ranks.identity import identity
 from otel_grpo.ranks.job import Ranks
 from otel_grpo.tracing import lifecycle, starting
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
 
+    from opentelemetry.metrics import MeterProvider
     from opentelemetry.sdk.trace import TracerProvider
 
     from otel_grpo.records.model import Device
@@ -39,6 +41,7 @@ def start_run(
     world_size: int | None = None,
     base: Mapping[str, int] | None = None,
     tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
 ) -> Run:
     """Start to observe a training run; use it as a context manager, or call `finish`.
 
@@ -68,8 +71,12 @@ def start_run(
         base: counts restored from a checkpoint: ``optimizer_step``, ``tokens``.
         tracer_provider: put our spans into this provider, and make them OpenTelemetry's current
             spans. Default: a private provider that touches no global state.
+        meter_provider: give this provider the metrics of devices (``hw.*``, ``rl.allocator.*``).
+            Default: no metrics.
     """
     from otel_grpo import devices as found
+    from otel_grpo.devices import metrics
+    from otel_grpo.records.inventory import Inventory
 
     guard = Guard()
     own_rank, world = identity() if rank is None or world_size is None else (rank, world_size)
@@ -78,9 +85,11 @@ def start_run(
     except Exception as error:  # a broken driver is no reason not to train
         guard.fault("devices.inventory", error)
         used = []
-    default_roles = ["train", "generate"]
-    roles = [list(r) for r in device_roles] if device_roles else [default_roles for _ in used]
-    return starting.start(
+    roles = [list(names) for names in device_roles or ()]
+    roles += [["train", "generate"] for _ in used[len(roles) :]]
+    job = Inventory((), None)  # trainers and generators that share a device name it twice
+    job.add(zip(used, roles, strict=False))
+    run = starting.start(
         run_dir,
         trainer=trainer,
         algorithm=algorithm,
@@ -88,16 +97,22 @@ def start_run(
         adapter_version=adapter_version,
         config=config,
         run_id=run_id,
-        devices=used,
-        roles=list(enumerate(roles)) if used else None,
+        devices=job.devices,
+        roles=job.roles,
         role=role or ("trainer" if own_rank else "driver"),
         base=base,
         tracer_provider=tracer_provider,
-        readings=readings
-        or functools.partial(found.readings, own_rank, devices=used, on_error=guard.fault),
+        readings=readings or found.Reader(own_rank, devices=job.devices, on_error=guard.fault),
         guard=guard,
         job=Ranks(own_rank, world) if world > 1 else None,
     )
+    if meter_provider is not None and run.sampler is not None:
+        try:
+            meter = meter_provider.get_meter(semconv.SCOPE, __version__)
+            metrics.register(meter, job.devices, run.sampler.latest)
+        except Exception as error:
+            guard.fault("devices.metrics", error)
+    return run
 
 
 def current_run() -> Run | None:

@@ -80,3 +80,17 @@ SPAN_OF_PHASE = MappingProxyType(
         LOG: "rl.log",
     }
 )
+
+# --- metrics of devices; units beside their instruments in devices/metrics.py
+HW_ID = "hw.id"
+HW_TYPE = "hw.type"
+HW_TYPE_GPU = "gpu"
+HW_GPU_MEMORY_USAGE = "hw.gpu.memory.usage"
+HW_GPU_MEMORY_LIMIT = "hw.gpu.memory.limit"
+HW_GPU_UTILIZATION = "hw.gpu.utilization"
+HW_ENERGY = "hw.energy"
+HW_POWER = "hw.power"
+HW_TEMPERATURE = "hw.temperature"
+ALLOCATOR_MEMORY = "rl.allocator.memory"
+ALLOCATOR_MEMORY_PEAK = "rl.allocator.memory.peak"
+ALLOCATOR_KIND = "rl.allocator.kind"

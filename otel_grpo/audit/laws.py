@@ -17,6 +17,7 @@ from otel_grpo.audit.rollout import COLUMNS
 from otel_grpo.records.model import (
     CONTINUED,
     OPEN_AT_END,
+    Hardware,
     IntervalRow,
     Memory,
     Observed,
@@ -126,6 +127,8 @@ class Laws:
             self._wrong(line, "attributes.truncated", "not distinct positions of samples")
         if not isinstance(a.memory, UnsetType):
             computable &= self._memory(line, a.memory)
+        if not isinstance(a.hardware, UnsetType):
+            computable &= self._table(line, "hardware", a.hardware) is not None
         if not isinstance(a.devices, UnsetType) and devices is not None:
             for index, _ in a.devices:
                 if not 0 <= index < devices:
@@ -143,16 +146,8 @@ class Laws:
 
     def _memory(self, line: int, memory: Memory) -> bool:
         """Columns of one length, and at least as many resets of peaks as the rows show."""
-        columns: dict[str, list[int | None]] = {}
-        whole = True
-        for name in memory.__struct_fields__:
-            values = getattr(memory, name)
-            if isinstance(values, list):
-                columns[name] = values
-                if len(values) != len(memory.instant):
-                    self._wrong(line, f"attributes.memory.{name}", "columns of different lengths")
-                    whole = False
-        if not whole:
+        columns = self._table(line, "memory", memory)
+        if columns is None:
             return False
         nothing: list[int | None] = [None] * len(memory.instant)
         owners = zip(
@@ -171,6 +166,22 @@ class Laws:
             message = f"peaks fell {fell} times in the rows"
             self._wrong(line, "attributes.memory.peak_resets", message, memory.peak_resets)
         return True
+
+    def _table(
+        self, line: int, table: str, rows: Memory | Hardware
+    ) -> dict[str, list[int | None]] | None:
+        """The columns that are known; None where they are not of one length."""
+        columns = {
+            name: values
+            for name in rows.__struct_fields__
+            if isinstance(values := getattr(rows, name), list)
+        }
+        whole = True
+        for name, values in columns.items():
+            if len(values) != len(rows.instant):
+                self._wrong(line, f"attributes.{table}.{name}", "columns of different lengths")
+                whole = False
+        return columns if whole else None
 
     def columns(self, line: int, columns: Mapping[str, Column | None]) -> None:
         """Lengths and visits count something: none is negative."""

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import UnsetType
 
 from otel_grpo.audit.columns import Column, Counted, column, dot, over_keys, over_workers, total
+from otel_grpo.audit.energy import energy
 from otel_grpo.audit.partition import Account, account
 from otel_grpo.records.model import Memory, RolloutAttributes
 
@@ -230,4 +231,7 @@ def derive(a: RolloutAttributes, pending_before: int | None) -> Derived:
         for name, largest in result.memory.items():
             for key, number in over_keys(largest).items():
                 m[f"memory.{name}.{key}"] = number
+    energy_mj = None if isinstance(a.hardware, UnsetType) else energy(a.hardware)
+    if energy_mj is not None:
+        m["energy_mj"] = energy_mj
     return result

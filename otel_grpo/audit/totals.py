@@ -42,7 +42,13 @@ class Totals:
                 self._sum(f"{_SUMS[first]}.{rest}", value)
             elif first == "time" and isinstance(value, int):
                 self._sum(name, value)
-            elif name in {"groups", "nonfinite", "publications", "publications.pending"}:
+            elif name in {
+                "energy_mj",
+                "groups",
+                "nonfinite",
+                "publications",
+                "publications.pending",
+            }:
                 self._sum(name.replace(".", "_"), int(value))
         pending = window.metrics.get("samples.pending")
         self.pending = pending if isinstance(pending, int) else None
@@ -115,7 +121,7 @@ class Totals:
         }
         result |= {f"time.{name}": self.sums[f"time.{name}"] for name in _TIMES}
         for name in sorted(self._known):
-            if name == "groups" or name.partition(".")[0] in _SUMS.values():
+            if name in {"energy_mj", "groups"} or name.partition(".")[0] in _SUMS.values():
                 result[name] = self.sums[name]
         if self.pending is not None:
             result["samples.pending"] = self.pending

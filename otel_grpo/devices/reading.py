@@ -30,7 +30,7 @@ class Reading:
     """What one process knows at one instant about one device, itself and its host.
 
     None says "not known" and is never a 0. `device` is the index into the inventory that was given
-    to `readings`. Peaks are those of the allocator since the process started, or since the trainer
+    to the `Reader`. Peaks are those of the allocator since the process started, or since the trainer
     itself reset them. `host_used` is what a new process could not have: total minus available.
     """
 
@@ -47,3 +47,8 @@ class Reading:
     process_rss: int | None = None
     host_used: int | None = None
     host_total: int | None = None
+    device_source: str | None = None  # of `device_used` and `device_total`: nvml or torch
+    utilization: int | None = None  # percent
+    power_mw: int | None = None
+    energy_mj: int | None = None  # since the driver was loaded
+    temperature_c: int | None = None

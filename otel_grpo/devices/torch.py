@@ -70,20 +70,37 @@ def _kind(torch: Any) -> str | None:
     return None if device is None else str(device.type)
 
 
-def slots(found: Accelerator, on_error: OnError = ignore) -> list[Slot]:
+def current_ordinal() -> int | None:
+    """The device that this thread would use; None without an initialised accelerator."""
+    found = accelerator()
+    return None if found is None else int(found.module.current_device())
+
+
+def slots(found: Accelerator, current: int | None = None, on_error: OnError = ignore) -> list[Slot]:
     """The devices that this process uses: those it has had memory on, else the current one.
 
     Visible devices are not counted: on a node with eight of them each of eight ranks sees all.
+
+    Args:
+        found: the accelerator.
+        current: the current device of the thread that trains. On another thread torch names another.
+        on_error: told of an allocator that can't be read.
     """
+    statistics_of = _either(found, "memory_stats", "memory_stats")
     used = []
-    for ordinal in range(found.module.device_count()):
-        read = functools.partial(found.module.memory_stats, ordinal)
-        statistics = attempt(ALLOCATOR, read, on_error)
+    for ordinal in range(found.module.device_count()) if statistics_of else ():
+        statistics = attempt(ALLOCATOR, functools.partial(statistics_of, ordinal), on_error)
         if statistics and any(statistics.get(name) for name in _EVER_USED):
             used.append(Slot(ordinal, statistics, has_context=True))
     if used:
         return used
-    return [Slot(int(found.module.current_device()), {}, has_context=False)]
+    return [] if current is None else [Slot(current, {}, has_context=False)]
+
+
+def _either(found: Accelerator, own: str, general: str) -> Any:
+    """What a vendor's module has, else what `torch.accelerator` has for all of them, else None."""
+    everyone = getattr(sys.modules.get("torch"), "accelerator", None)
+    return getattr(found.module, own, None) or getattr(everyone, general, None)
 
 
 def allocator_memory(slot: Slot) -> dict[str, int]:
@@ -101,8 +118,8 @@ def driver_memory(found: Accelerator, slot: Slot, on_error: OnError = ignore) ->
     # takes hundreds of MB that the training may need.
     if not slot.has_context:
         return {}
-    read = functools.partial(found.module.mem_get_info, slot.ordinal)
-    memory = attempt(DRIVER, read, on_error)
+    read = _either(found, "mem_get_info", "get_memory_info")
+    memory = read and attempt(DRIVER, functools.partial(read, slot.ordinal), on_error)
     if memory is None:
         return {}
     free, total = memory

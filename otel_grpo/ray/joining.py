@@ -42,6 +42,12 @@ def worker(
     clock = Clock.read()
     identity = _Identity(role, name_of(role, own_id), actor_id, does, clock)
     inventory = functools.cache(functools.partial(_inventory, does, guard))
+    reader = functools.cache(functools.partial(_reader, inventory, guard))
+
+    def readings() -> list[devices.Reading]:
+        # Not before the first call that wants one: the actor has its device by then.
+        return reader()()
+
     output = WorkerOutput(
         functools.partial(_find, belongs),
         functools.partial(identity.joined, clock.now(), inventory),
@@ -59,10 +65,14 @@ def worker(
         attributes={semconv.RUN_ID: belongs["run_id"], semconv.ROLE: role},
         run_span=span_context(belongs["run_span"]),
         spans=not _has_own_tracing(),
-        readings=lambda: devices.readings(0, devices=inventory(), on_error=guard.fault),
+        readings=readings,
     )
     made.start()
     return made
+
+
+def _reader(inventory: Callable[[], list[Device]], guard: Guard) -> devices.Reader:
+    return devices.Reader(0, devices=inventory(), on_error=guard.fault)
 
 
 class _Identity(NamedTuple):

@@ -14,10 +14,11 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from otel_grpo.core import lengths, memory, throughput, timeline
+from otel_grpo.core import energy, lengths, memory, throughput, timeline
 from otel_grpo.core.columns import Ints, as_array, total
 from otel_grpo.core.intervals import measure
 from otel_grpo.records.model import (
+    Hardware,
     Memory,
     Number,
     RolloutAttributes,
@@ -99,6 +100,8 @@ def rollout_metrics(
     if attributes.memory is not UNSET:
         for name, figures_of in reduce_memory([attributes.memory]).items():
             metrics.update({f"memory.{name}.{key}": value for key, value in figures_of.items()})
+    if attributes.hardware is not UNSET:
+        _put(metrics, "energy_mj", _energy(attributes.hardware))
     metrics["nonfinite"] = len(attributes.nonfinite)
     return metrics
 
@@ -132,6 +135,12 @@ def reduce_memory(readings: Iterable[Memory]) -> dict[str, dict[str, int | float
         if figures is not None:
             reduced[name] = memory_figures(figures)
     return reduced
+
+
+def _energy(table: Hardware) -> int | None:
+    if table.energy_mj is UNSET:
+        return None
+    return energy.spent(zip(table.device, table.instant, table.energy_mj, strict=True))
 
 
 def memory_readings(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
-from otel_grpo.records.model import Contribution, Device, Memory
+from otel_grpo.records.model import Contribution, Device, Hardware, Memory
 
 DeviceRoles = list[tuple[int, list[str]]]
 
@@ -53,10 +53,19 @@ def placed(memory: Memory, indices: Sequence[int]) -> Memory:
     return msgspec.structs.replace(memory, device=device)
 
 
+def placed_hardware(hardware: Hardware, indices: Sequence[int]) -> Hardware | UnsetType:
+    """The same for what the driver said; absent where a device is none of the process's."""
+    if not all(0 <= own < len(indices) for own in hardware.device):
+        return UNSET
+    return msgspec.structs.replace(hardware, device=[indices[own] for own in hardware.device])
+
+
 def place_contribution(share: Contribution, indices: Sequence[int]) -> Contribution:
     """The same share with its readings on the job's devices."""
-    memory = share.attributes.memory
-    if memory is UNSET:
-        return share
-    attributes = msgspec.structs.replace(share.attributes, memory=placed(memory, indices))
+    memory, hardware = share.attributes.memory, share.attributes.hardware
+    attributes = msgspec.structs.replace(
+        share.attributes,
+        memory=UNSET if memory is UNSET else placed(memory, indices),
+        hardware=UNSET if hardware is UNSET else placed_hardware(hardware, indices),
+    )
     return msgspec.structs.replace(share, attributes=attributes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ from otel_grpo.records.model import (
     Contribution,
     Device,
     DiscardRow,
+    Hardware,
     Memory,
     Process,
     Ranks,
@@ -31,6 +32,8 @@ from otel_grpo.records.model import (
 )
 from otel_grpo.records.sample_table import SampleTable
 from otel_grpo.records.union import Ids, unite
+
+Table = TypeVar("Table", Memory, Hardware)
 
 
 @dataclass(frozen=True)
@@ -275,22 +278,24 @@ def _with_readings(
             workers.setdefault(method, {})[str(share.rank)] = mine
     for method, by_rank in gathered.workers.items():
         workers.setdefault(method, {}).update((str(rank), ns) for rank, ns in by_rank.items())
-    tables = [own.memory, *(share.attributes.memory for share in others), *gathered.memory]
+    shares = [share.attributes for share in others]
     return msgspec.structs.replace(
         own,
         ranks=gathered.ranks,
         devices=own.devices if gathered.devices is None else gathered.devices,
-        memory=_memory([table for table in tables if not isinstance(table, UnsetType)]),
+        memory=_united(Memory, [own.memory, *(s.memory for s in shares), *gathered.memory]),
+        hardware=_united(Hardware, [own.hardware, *(s.hardware for s in shares)]),
         workers=workers,
     )
 
 
-def _memory(tables: Sequence[Memory]) -> Memory | UnsetType:
+def _united(kind: type[Table], given: Sequence[Table | UnsetType]) -> Table | UnsetType:
     """The rows of all tables; a column that one of them lacks is null there."""
+    tables = [table for table in given if not isinstance(table, UnsetType)]
     if len(tables) <= 1:
         return tables[0] if tables else UNSET
     columns: dict[str, Any] = {}
-    for name in Memory.__struct_fields__:
+    for name in kind.__struct_fields__:
         parts = [getattr(table, name) for table in tables]
         if name == "peak_resets":
             columns[name] = sum(parts)
@@ -300,4 +305,4 @@ def _memory(tables: Sequence[Memory]) -> Memory | UnsetType:
                 for table, part in zip(tables, parts, strict=True)
                 for value in ([None] * len(table.instant) if part is UNSET else part)
             ]
-    return Memory(**columns)
+    return kind(**columns)

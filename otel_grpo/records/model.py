@@ -41,6 +41,7 @@ UpdateStatus = Literal["applied", "skipped", "failed", "unconfirmed"]
 WindowStatus = Literal["complete", "partial", "aborted"]
 PublicationKind = Literal["in_place", "collective", "checkpoint", "ipc", "unknown"]
 RunStatus = Literal["running", "completed", "failed", "interrupted"]
+DeviceSource = Literal["nvml", "torch"]
 Number = int | float | None
 
 
@@ -81,7 +82,8 @@ class Publication(msgspec.Struct, frozen=True):
 class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
     """Readings of memory as columns of equal length, in bytes; null where a reading lacks a value.
 
-    ``device`` is an index into the inventory of ``run.json``. ``peak_resets`` counts the readings in
+    ``device`` is an index into the inventory of ``run.json``; ``device_source`` says who told
+    ``device_used`` and ``device_total``. ``peak_resets`` counts the readings in
     which a peak of the allocator was lower than in the one before: somebody reset it.
     """
 
@@ -96,10 +98,27 @@ class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
     allocator_peak_reserved: list[int | None] | UnsetType = UNSET
     device_used: list[int | None] | UnsetType = UNSET
     device_total: list[int | None] | UnsetType = UNSET
+    device_source: list[DeviceSource | None] | UnsetType = UNSET
     process_rss: list[int | None] | UnsetType = UNSET
     host_used: list[int | None] | UnsetType = UNSET
     host_total: list[int | None] | UnsetType = UNSET
     peak_resets: int = 0
+
+
+class Hardware(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the driver said of devices, as columns of equal length; null where it did not say.
+
+    ``device`` is an index into the inventory of ``run.json``. The first row of each device is the
+    last reading before the window, where there is one: so the energy of windows that follow one
+    another adds up.
+    """
+
+    instant: list[int]
+    device: list[int]
+    utilization: list[int | None] | UnsetType = UNSET  # percent
+    power_mw: list[int | None] | UnsetType = UNSET
+    energy_mj: list[int | None] | UnsetType = UNSET  # a counter
+    temperature_c: list[int | None] | UnsetType = UNSET
 
 
 class Ranks(msgspec.Struct, frozen=True):
@@ -133,6 +152,7 @@ class RolloutAttributes(msgspec.Struct, frozen=True, omit_defaults=True):
     updates: list[Update] = []
     publications: list[Publication] = []
     memory: Memory | UnsetType = UNSET
+    hardware: Hardware | UnsetType = UNSET
     workers: dict[str, dict[str, list[int]]] = {}
     per_rank: dict[str, dict[str, int]] = {}
     nonfinite: list[str] = []
@@ -281,6 +301,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     publications_pending: int = 0
     length: dict[str, dict[str, int | float]] = {}
     memory: dict[str, dict[str, int | float]] = {}
+    energy_mj: int | UnsetType = UNSET
     policy_lag: dict[str, int | float] = {}
     nonfinite: int = 0
     throughput: dict[str, float | str] = {}

@@ -73,6 +73,7 @@ class TotalsBuilder:
         self._opened: set[int] = set()
         self._pending_samples = 0
         self._groups: int | None = None
+        self._energy_mj: int | None = None
         self._publications = self._publications_pending = self._nonfinite = 0
         self._lengths = {name: lengths.Histogram() for name in ("prompt", "completion")}
         self._policy_lag = lengths.Histogram()
@@ -141,6 +142,7 @@ class TotalsBuilder:
                 if histogram.n
             },
             memory=self._memory(),
+            energy_mj=UNSET if self._energy_mj is None else self._energy_mj,
             policy_lag=self._extremes_of_lag(),
             nonfinite=self._nonfinite,
             throughput=self._throughput(),
@@ -184,6 +186,8 @@ class TotalsBuilder:
                 self._phases[phase][key] += value
         if (groups := metrics.get("groups")) is not None:
             self._groups = (self._groups or 0) + int(groups)
+        if (energy := metrics.get("energy_mj")) is not None:
+            self._energy_mj = (self._energy_mj or 0) + int(energy)
         self._pending_samples = int(metrics["samples.pending"] or 0)
         self._publications += int(metrics["publications"] or 0)
         self._publications_pending += int(metrics["publications.pending"] or 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,6 +12,7 @@ from otel_grpo.records.model import (
     CONTINUED,
     OPEN_AT_END,
     Contribution,
+    Hardware,
     IntervalRow,
     Memory,
     Ranks,
@@ -28,18 +28,20 @@ if TYPE_CHECKING:
     from otel_grpo.core.timeline import Timeline
     from otel_grpo.records.model import Number
     from otel_grpo.tracing.account import Row
-    from otel_grpo.tracing.samples import Samples
+    from otel_grpo.tracing.samples import Row as ReadingRow, Samples
     from otel_grpo.tracing.window import ClosedWindow
 
 DeviceRoles = list[tuple[int, list[str]]]
 
 _READING_COLUMNS = (
+    "device",
     "allocator_allocated",
     "allocator_reserved",
     "allocator_peak_allocated",
     "allocator_peak_reserved",
     "device_used",
     "device_total",
+    "device_source",
     "process_rss",
     "host_used",
     "host_total",
@@ -94,6 +96,7 @@ def rollout_attributes(
         updates=[as_row(event) for event in events.updates],
         publications=closed.publications,
         memory=memory_table(window.samples),
+        hardware=hardware_table(window.samples),
         workers={method: {"0": durations} for method, durations in window.workers.items()},
         nonfinite=window.nonfinite,
         foreign_spans=closed.foreign_spans,
@@ -160,16 +163,31 @@ def memory_table(samples: Samples) -> Memory:
     rows = samples.memory()
     if not rows:
         return UNSET  # type: ignore[return-value]
-    columns: dict[str, list[int | None]] = defaultdict(list)
-    for name in ("device", *_READING_COLUMNS):
-        values = [getattr(row.reading, name) for row in rows]
-        if any(value is not None for value in values):
-            columns[name] = values
     return Memory(
         instant=[row.instant for row in rows],
         rank=[row.reading.rank for row in rows],
         host=[row.reading.host for row in rows],
         pid=[row.reading.pid for row in rows],
         peak_resets=samples.peak_resets,
-        **columns,
+        **_columns(rows, _READING_COLUMNS),
     )
+
+
+def hardware_table(samples: Samples) -> Hardware:
+    """What the driver said as columns."""
+    rows = samples.hardware()
+    if not rows:
+        return UNSET  # type: ignore[return-value]
+    return Hardware(
+        instant=[row.instant for row in rows],
+        **_columns(rows, ("device", "utilization", "power_mw", "energy_mj", "temperature_c")),
+    )
+
+
+def _columns(rows: Sequence[ReadingRow], names: Iterable[str]) -> dict[str, Any]:
+    columns = {name: [getattr(row.reading, name, None) for row in rows] for name in names}
+    return {
+        name: values
+        for name, values in columns.items()
+        if any(value is not None for value in values)
+    }

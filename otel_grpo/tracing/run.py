@@ -568,6 +568,8 @@ class Run:
         self._over = True
         self._lock = threading.RLock()
         self.window = None
+        if self.sampler is not None:
+            self.sampler.forget()
         self.sampler = None
 
 

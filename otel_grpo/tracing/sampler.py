@@ -65,8 +65,8 @@ class Sampler:
         interval_s: float = INTERVAL_S,
         lockstep: bool = False,
     ) -> None:
-        self.last: Sequence[Reading] = ()
-        self._before: dict[object, Reading] = {}
+        self._last: Sequence[Reading] = ()
+        self._before: dict[object, tuple[int, Reading]] = {}
         self._read = read
         self._clock = clock
         self._guard = guard
@@ -124,7 +124,15 @@ class Sampler:
         end = monotonic() + HANG_S
         while self._thread.is_alive() and not self._hangs() and monotonic() < end:
             self._thread.join(0.02)
-        self.last = ()
+        self.forget()
+
+    def latest(self) -> Sequence[Reading]:
+        """What was read last; nothing once the run is over or the driver hangs."""
+        return () if self._hangs() else self._last
+
+    def forget(self) -> None:
+        """There is nothing to tell any more."""
+        self._last = ()
 
     def _hangs(self) -> bool:
         since = self._reading_since
@@ -161,10 +169,12 @@ class Sampler:
             opened = None if requests else self._opened()
             if opened is not None:
                 shown[opened] = False
-            for samples, asked in shown.items():
+            now = {owner(reading): (instant, reading) for reading in readings}
+            for samples, asked in shown.items():  # in the order of their windows
                 samples.add(instant, readings, self._before, asked=asked)
-            self._before.update((owner(reading), reading) for reading in readings)
-            self.last = readings
+                self._before |= now
+            self._before |= now
+            self._last = readings
         except BaseException as error:  # also what would end this thread
             with contextlib.suppress(
                 BaseException

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from otel_grpo.tracing.window import Reading
 
 _OWNERS = {column: owner for column, (_, owner) in MEMORY_COLUMNS.items()}
+_HARDWARE = ("utilization", "power_mw", "energy_mj", "temperature_c")
 _PEAKS = ("allocator_peak_allocated", "allocator_peak_reserved")
 
 
@@ -39,7 +40,7 @@ class Table:
         if asked:
             self._asked.append(row)
         for column, owner in self._owners.items():
-            value = getattr(row.reading, column)
+            value = getattr(row.reading, column, None)
             if value is None:
                 continue
             key = (column, *(getattr(row.reading, name) for name in owner))
@@ -58,6 +59,8 @@ class Samples:
 
     def __init__(self) -> None:
         self._memory = Table(_OWNERS)
+        self._hardware = Table(dict.fromkeys(_HARDWARE, ("device",)))
+        self._devices: set[int] = set()  # those that have a row of hardware
         self._count = 0
         self.peak_resets = 0
 
@@ -65,24 +68,52 @@ class Samples:
         self,
         instant: int,
         readings: Sequence[Reading],
-        before: Mapping[object, Reading],
+        before: Mapping[object, tuple[int, Reading]],
         *,
         asked: bool,
     ) -> None:
         """One look at all devices; `before` has the reading of each that was made before it."""
         for reading in readings:
-            self._count += 1
-            self._memory.add(Row(self._count, instant, reading), asked=asked)
             last = before.get(owner(reading))
-            self.peak_resets += last is not None and _went_down(last, reading)
+            self._memory.add(self._row(instant, reading), asked=asked)
+            self.peak_resets += last is not None and _went_down(last[1], reading)
+            if _tells_of_hardware(reading):
+                self._add_hardware(instant, reading, last, asked=asked)
 
     def memory(self) -> list[Row]:
+        """Readings of memory, in the order in which they were made."""
         return self._memory.rows()
+
+    def hardware(self) -> list[Row]:
+        """What the driver said, beginning with each device's last reading before the window."""
+        return self._hardware.rows()
+
+    def _add_hardware(
+        self, instant: int, reading: Reading, last: tuple[int, Reading] | None, *, asked: bool
+    ) -> None:
+        first = reading.device not in self._devices
+        if first:
+            assert reading.device is not None
+            self._devices.add(reading.device)
+            # One reading may end a window and begin the next.
+            if last is not None and last[1] is not reading and _tells_of_hardware(last[1]):
+                self._hardware.add(self._row(*last), asked=True)
+                first = False
+        self._hardware.add(self._row(instant, reading), asked=asked or first)
+
+    def _row(self, instant: int, reading: Reading) -> Row:
+        self._count += 1
+        return Row(self._count, instant, reading)
 
 
 def owner(reading: Reading) -> object:
     """What readings must share to be of the same thing at different instants."""
     return (reading.rank, reading.host, reading.pid, reading.device)
+
+
+def _tells_of_hardware(reading: Reading) -> bool:
+    values = (getattr(reading, name, None) for name in _HARDWARE)
+    return reading.device is not None and any(value is not None for value in values)
 
 
 def _went_down(last: Reading, now: Reading) -> bool:

@@ -213,6 +213,7 @@ def _first():
         "memory.device.used.max_bytes": 600,
         "memory.device.used.sum_bytes": 600,
         "memory.device.used.mean_bytes": 600.0,
+        "energy_mj": 640,
         "memory.host.used.min_bytes": 1100,
         "memory.host.used.max_bytes": 1100,
         "memory.host.used.sum_bytes": 1100,
@@ -266,6 +267,12 @@ def _first():
             "process_rss": [10, 20, 30],
             "device_used": [500, None, 600],
             "host_used": [1000, 1100, 1050],
+        },
+        "hardware": {
+            "instant": [995, 1095, 990, 1040],
+            "device": [0, 0, 1, 1],
+            "energy_mj": [7000, 7600, 50, 90],
+            "temperature_c": [60, 62, None, 40],
         },
         "workers": {"step": {"0": [5, 7], "1": [9]}},
     }
@@ -506,6 +513,7 @@ TOTALS = {
             "mean_bytes": 1100.0,
         },
     },
+    "energy_mj": 640,
     "policy_lag": {"min": 0, "max": 1, "mean": 1 / 6},
     "nonfinite": 1,
     "throughput": {

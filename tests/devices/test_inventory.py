@@ -6,14 +6,18 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import otel_grpo
 from otel_grpo import devices
 from otel_grpo.records.model import Device
+from otel_grpo.records.reader import read_records
 
 GIB = 2**30
 
@@ -43,6 +47,7 @@ class FakeDeviceModule:
     uuids: list[str] | None = None
     initialised: bool = True
     current: int = 0
+    name: str = "Fake H1"
     allocator_error: Exception | None = None
     driver_error: Exception | None = None
     probe_error: Exception | None = None
@@ -75,7 +80,7 @@ class FakeDeviceModule:
 
     def get_device_properties(self, index: int) -> Any:
         self._ask(f"get_device_properties {index}")
-        known = {"name": "Fake H1", "total_memory": 96 * GIB}
+        known = {"name": self.name, "total_memory": 96 * GIB}
         if self.uuids:
             known["uuid"] = self.uuids[index]
         return SimpleNamespace(**known)
@@ -109,6 +114,8 @@ class Errors(list[tuple[str, str]]):
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts a module in torch's place."""
+    for variable in ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"):
+        monkeypatch.delenv(variable, raising=False)
     return lambda module: monkeypatch.setitem(sys.modules, "torch", module)
 
 
@@ -121,7 +128,7 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_torch_the_process_is_one_cpu_device() -> None:
     """`cpu:<host>:<pid>`, with host and process memory and nothing of an allocator."""
     assert devices.inventory() == [CPU]
-    [reading] = devices.readings(3)
+    [reading] = devices.Reader(3)()
     assert (reading.rank, reading.host, reading.pid, reading.device) == (3, HOST, os.getpid(), 0)
     assert reading.process_rss
     assert reading.host_used
@@ -137,7 +144,7 @@ def test_torch_is_never_imported() -> None:
     script = (
         "import sys\n"
         "from otel_grpo import devices\n"
-        "devices.readings(0, devices=devices.inventory())\n"
+        "devices.Reader(0, devices=devices.inventory())()\n"
         "raise SystemExit('torch' in sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
@@ -148,7 +155,7 @@ def test_an_accelerator_that_is_not_initialised_is_not_touched(install: Any) -> 
     module = FakeDeviceModule([USED], initialised=False)
     install(fake_torch(module))
     assert devices.inventory() == [CPU]
-    assert devices.readings(0)[0].allocator_allocated is None
+    assert devices.Reader(0)()[0].allocator_allocated is None
     assert module.asked == []
 
 
@@ -172,7 +179,7 @@ def test_one_rank_of_many_has_the_device_that_it_uses(install: Any) -> None:
     install(fake_torch(module))
     inventory = devices.inventory()
     assert inventory == [Device("GPU-0000-5", "cuda", HOST, "Fake H1", 96 * GIB)]
-    [reading] = devices.readings(5, devices=inventory)
+    [reading] = devices.Reader(5, devices=inventory)()
     assert reading.device == 0
     assert reading.allocator_allocated == 1 * GIB
     assert reading.allocator_reserved == 2 * GIB
@@ -189,9 +196,9 @@ def test_a_process_with_several_devices_has_a_reading_for_each(install: Any) -> 
     module = FakeDeviceModule([USED, UNUSED, USED], ["a", "b", "c"])
     install(fake_torch(module))
     assert [device.id for device in devices.inventory()] == ["GPU-a", "GPU-c"]
-    assert [reading.device for reading in devices.readings(0)] == [0, 1]
+    assert [reading.device for reading in devices.Reader(0)()] == [0, 1]
     job = [Device("GPU-x", "cuda", "other"), Device("GPU-c", "cuda", HOST)]
-    assert [reading.device for reading in devices.readings(0, devices=job)] == [None, 1]
+    assert [reading.device for reading in devices.Reader(0, devices=job)()] == [None, 1]
 
 
 def test_a_sleeping_device_is_still_the_process_s(install: Any) -> None:
@@ -199,7 +206,7 @@ def test_a_sleeping_device_is_still_the_process_s(install: Any) -> None:
     module = FakeDeviceModule([UNUSED, ASLEEP], ["a", "b"])
     install(fake_torch(module))
     assert [device.id for device in devices.inventory()] == ["GPU-b"]
-    assert devices.readings(0)[0].allocator_reserved == 0
+    assert devices.Reader(0)()[0].allocator_reserved == 0
 
 
 def test_nothing_allocated_yet_is_the_current_device(install: Any) -> None:
@@ -207,11 +214,108 @@ def test_nothing_allocated_yet_is_the_current_device(install: Any) -> None:
     module = FakeDeviceModule([UNUSED, UNUSED], ["a", "b"], current=1)
     install(fake_torch(module))
     assert [device.id for device in devices.inventory()] == ["GPU-b"]
-    [reading] = devices.readings(0)
+    [reading] = devices.Reader(0)()
     assert reading.device == 0
     assert reading.allocator_allocated is None
     assert reading.device_used is None
     assert not any(ask.startswith("mem_get_info") for ask in module.asked)
+
+
+def test_the_current_device_is_that_of_the_thread_that_trains(install: Any) -> None:
+    """Another thread's current device is 0 whatever the trainer chose: it is not asked there."""
+    module = FakeDeviceModule([UNUSED] * 4, ["a", "b", "c", "d"], current=3)
+    install(fake_torch(module))
+    reader = devices.Reader(0, devices=devices.inventory())
+    module.current, module.asked = 0, []
+    with ThreadPoolExecutor(1) as pool:
+        [reading] = pool.submit(reader).result()
+    assert reading.device == 0  # of the inventory, which has GPU-d alone
+    assert "current_device" not in module.asked
+
+
+def test_a_process_that_starts_its_accelerator_later(install: Any) -> None:
+    """No current device is known then: nothing is guessed until it has had memory on one."""
+    module = FakeDeviceModule([UNUSED, UNUSED], ["a", "b"], initialised=False)
+    install(fake_torch(module))
+    reader = devices.Reader(0, devices=[Device("GPU-b", "cuda", HOST)])
+    module.initialised = True
+    assert [reading.device for reading in reader()] == [None]
+    module.devices[1] = USED
+    assert [reading.device for reading in reader()] == [0]
+
+
+@pytest.mark.parametrize("general", [True, False])
+def test_a_vendor_s_module_without_statistics(install: Any, *, general: bool) -> None:
+    """`torch.accelerator` is asked in its place; where that has none either, nothing is known."""
+
+    class Module(FakeDeviceModule):
+        memory_stats = mem_get_info = None
+
+    module = Module([UNUSED, USED], current=1)
+    torch = fake_torch(module, kind="vendor")
+    if general:
+        torch.accelerator.memory_stats = lambda index: module.devices[index]
+        torch.accelerator.get_memory_info = lambda index: (10 * index, 96)
+    install(torch)
+    errors = Errors()
+    [reading] = devices.Reader(0, on_error=errors)()
+    assert errors == []
+    assert reading.device == 0
+    assert reading.allocator_reserved == (2 * GIB if general else None)
+    assert reading.device_used == (86 if general else None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "variable", "visible", "index"),
+    [
+        ("npu", "ASCEND_RT_VISIBLE_DEVICES", "6,3", "3"),
+        ("npu", "ASCEND_RT_VISIBLE_DEVICES", "6", "1"),
+        ("npu", "ASCEND_RT_VISIBLE_DEVICES", "", "1"),
+        ("cuda", "CUDA_VISIBLE_DEVICES", "4, 5", "5"),
+        ("xpu", "CUDA_VISIBLE_DEVICES", "4,5", "1"),
+    ],
+)
+def test_without_a_uuid_the_index_is_the_host_s(
+    install: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    variable: str,
+    visible: str,
+    index: str,
+) -> None:
+    """Eight actors that see one device each all call it 0; the variable says which it is."""
+    monkeypatch.setenv(variable, visible)
+    install(fake_torch(FakeDeviceModule([UNUSED, USED]), kind=kind))
+    assert [device.id for device in devices.inventory()] == [f"{HOST}:{index}"]
+
+
+def test_a_slice_of_a_device_is_a_device(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two slices of one device are two; CUDA_VISIBLE_DEVICES names them, else the model's name."""
+    module = FakeDeviceModule([USED], ["1234"])
+    install(fake_torch(module))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-5678,MIG-9999")
+    assert [device.id for device in devices.inventory()] == ["MIG-5678"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    module.name = "Fake H1 MIG 1g.10gb"
+    assert [device.id for device in devices.inventory()] == ["MIG-1234"]
+
+
+def test_devices_that_trainers_and_generators_share_count_once(tmp_path: Path) -> None:
+    """8 trainers and 4 generators on 8 devices of 2 hosts, and 2 slices: 10, each with its roles."""
+    trainers = [Device(f"{host}:{i}", "npu", host) for host in "ab" for i in range(4)]
+    generators = [*trainers[:4], Device("MIG-1", "cuda", "a"), Device("MIG-2", "cuda", "a")]
+    roles = [["train"]] * 8 + [["generate"]] * 6
+    with otel_grpo.start_run(
+        tmp_path / "run", trainer="loop", devices=trainers + generators, device_roles=roles,
+        readings=list,
+    ) as run, run.iteration() as it:  # fmt: skip
+        it.consumed("r", prompt_lengths=[1], completion_lengths=[9])
+    record = next(iter(read_records(tmp_path / "run"))).value
+    assert record.metrics["devices"] == 10
+    shared = [(i, ["train", "generate"]) for i in range(4)]
+    assert record.attributes.devices == [
+        *shared, *((i, ["train"]) for i in range(4, 8)), (8, ["generate"]), (9, ["generate"])
+    ]  # fmt: skip
 
 
 def test_without_a_uuid_the_id_is_host_and_index(install: Any) -> None:
@@ -231,7 +335,7 @@ def test_a_failed_driver_reading_is_absent_and_told(install: Any) -> None:
     """The allocator's figures are not lost with it."""
     install(fake_torch(FakeDeviceModule([USED], ["a"], driver_error=RuntimeError("gone"))))
     errors = Errors()
-    [reading] = devices.readings(0, on_error=errors)
+    [reading] = devices.Reader(0, on_error=errors)()
     assert errors == [("devices.torch.driver", "RuntimeError: gone")]
     assert reading.device_used is None
     assert reading.allocator_reserved == 2 * GIB
@@ -241,7 +345,7 @@ def test_a_failed_allocator_reading_is_absent_and_told(install: Any) -> None:
     """The device is then the current one; no figure of it becomes 0."""
     install(fake_torch(FakeDeviceModule([USED], ["a"], allocator_error=RuntimeError("pluggable"))))
     errors = Errors()
-    [reading] = devices.readings(0, on_error=errors)
+    [reading] = devices.Reader(0, on_error=errors)()
     assert errors == [("devices.torch.allocator", "RuntimeError: pluggable")]
     assert reading.device == 0
     assert reading.allocator_allocated is None
@@ -252,7 +356,7 @@ def test_a_device_that_can_t_be_told_is_not_called_a_cpu(install: Any) -> None:
     install(fake_torch(FakeDeviceModule([USED], ["a"], probe_error=RuntimeError("driver"))))
     errors = Errors()
     assert devices.inventory(on_error=errors) == []
-    [reading] = devices.readings(0, devices=[CPU], on_error=errors)
+    [reading] = devices.Reader(0, devices=[CPU], on_error=errors)()
     assert reading.device is None
     assert reading.process_rss
     assert errors == [("devices.torch.probe", "RuntimeError: driver")] * 2
@@ -267,7 +371,7 @@ def test_failed_host_and_process_readings_are_absent_and_told(
     monkeypatch.setattr("otel_grpo.devices.host.host_memory", fail)
     monkeypatch.setattr("otel_grpo.devices.host.process_rss", fail)
     errors = Errors()
-    [reading] = devices.readings(0, on_error=errors)
+    [reading] = devices.Reader(0, on_error=errors)()
     assert reading.host_used is reading.host_total is reading.process_rss is None
     assert {place for place, _ in errors} == {"devices.host", "devices.process"}
 
@@ -280,7 +384,7 @@ def test_ctrl_c_in_a_reading_is_the_user_s(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("otel_grpo.devices.host.process_rss", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        devices.readings(0)
+        devices.Reader(0)()
 
 
 def test_real_torch_on_a_cpu() -> None:
@@ -289,5 +393,5 @@ def test_real_torch_on_a_cpu() -> None:
     if torch.cuda.is_available():
         pytest.skip("has an accelerator")
     assert devices.inventory() == [CPU]
-    assert devices.readings(0)[0].allocator_allocated is None
+    assert devices.Reader(0)()[0].allocator_allocated is None
     assert not torch.cuda.is_initialized()

@@ -16,6 +16,7 @@ from otel_grpo.records import build
 from otel_grpo.records.merge import Gathered, merge
 from otel_grpo.records.model import (
     Contribution,
+    Hardware,
     Memory,
     Ranks,
     RolloutAttributes,
@@ -437,6 +438,7 @@ def test_what_is_no_sample_is_added_up():
         padding=5,
         workers={"score": {"0": [4]}},
         memory=Memory([1], [0], ["h"], [10], process_rss=[7], peak_resets=1),
+        hardware=Hardware([1, 5], [0, 0], energy_mj=[100, 130]),
     )
     two = share_of(
         1,
@@ -446,6 +448,7 @@ def test_what_is_no_sample_is_added_up():
         discarded=[("stale", 3, 11)],
         workers={"score": {"0": [6, 1]}},
         memory=Memory([2], [1], ["h"], [11], device=[3], device_used=[9], peak_resets=2),
+        hardware=Hardware([2, 6], [1, 0], power_mw=[4, 5], energy_mj=[None, 135]),
     )
     a = merged([one, two]).attributes
     assert a.discarded == [("stale", 5, 21), ("failed", 1, None)]
@@ -461,6 +464,13 @@ def test_what_is_no_sample_is_added_up():
         device_used=[None, 9],
         process_rss=[7, None],
         peak_resets=3,
+    )
+    # Ranks that share a device both read its counter.
+    assert a.hardware == Hardware(
+        [1, 5, 2, 6],
+        [0, 0, 1, 0],
+        power_mw=[None, None, 4, 5],
+        energy_mj=[100, 130, None, 135],
     )
 
 

@@ -89,5 +89,5 @@ def test_a_peak_that_went_down_is_flagged() -> None:
             for device, peak in enumerate(pair)
         ]
         samples.add(instant, looked, before, asked=True)
-        before.update((owner(reading), reading) for reading in looked)
+        before.update((owner(reading), (instant, reading)) for reading in looked)
     assert samples.peak_resets == 2  # 50 to 49, 12 to 3; 48 comes after a reading that failed
