@@ -57,7 +57,7 @@ def finish(run_dir: Path, as_json: bool) -> None:
 
 def _summarize(run_dir: Path) -> Summary:
     from otel_grpo.records.reader import BadInput
-    from otel_grpo.records.summary import summarize
+    from otel_grpo.records.replay import summarize
 
     try:
         return summarize(run_dir)

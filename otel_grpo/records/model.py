@@ -276,9 +276,14 @@ class WindowCounts(msgspec.Struct, frozen=True):
 
 
 class RankCounts(msgspec.Struct, frozen=True):
+    """``late``: contributions that are in the totals, though in no record: `otel-grpo finish` adds
+    them.
+    """
+
     expected: int
     complete_windows: int
     incomplete_windows: int
+    late: int = 0
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):

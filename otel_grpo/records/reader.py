@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
-from otel_grpo.records.model import SCHEMA, Record, RunFile, Summary, WorkerLine
+from otel_grpo.records.model import (
+    SCHEMA,
+    ClockOffset,
+    Joined,
+    Left,
+    PublicationCompleted,
+    Record,
+    RunFile,
+    Summary,
+    WindowOpened,
+    WorkerLine,
+    _WorkerLine,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,6 +38,7 @@ LONGEST_LINE = 1 << 28
 _UNREADABLE = (msgspec.MsgspecError, RecursionError)
 
 T = TypeVar("T")
+L = TypeVar("L", bound=_WorkerLine)
 
 
 class BadInput(ValueError):  # noqa: N818 - it names what the user gave, not our failure
@@ -97,9 +110,65 @@ def read_records(path: Path) -> Iterator[Whole[Record] | Torn]:
     return _typed(path, decode, lambda record: (record.schema, record.attempt))
 
 
+class SpokenHead(_WorkerLine, frozen=True, tag="contribution"):
+    """A contribution of which only is told whose it is, and to which window."""
+
+    rank: int
+    iteration: int
+
+
+class TimedHead(_WorkerLine, frozen=True, tag="call"):
+    """A call, and nothing of it."""
+
+
+class ReadingHead(_WorkerLine, frozen=True, tag="memory"):
+    """A reading, and nothing of it."""
+
+
+WorkerHead = (
+    WindowOpened
+    | PublicationCompleted
+    | Joined
+    | SpokenHead
+    | TimedHead
+    | ReadingHead
+    | ClockOffset
+    | Left
+)
+
+
 def read_workers(run_dir: Path) -> Iterator[tuple[Path, Whole[WorkerLine] | Torn]]:
     """The lines of all files in `workers/`, file by file in the order of their names."""
-    decode = msgspec.json.Decoder(WorkerLine).decode
+    return _workers(run_dir, msgspec.json.Decoder(WorkerLine).decode)
+
+
+def read_worker_heads(run_dir: Path) -> Iterator[tuple[Path, Whole[WorkerHead] | Torn]]:
+    """The same without what the lines tell of single windows, in a tenth of the time."""
+    return _workers(run_dir, msgspec.json.Decoder(WorkerHead).decode)
+
+
+class RanksHead(msgspec.Struct):
+    """The ranks whose numbers the record of a window lacks."""
+
+    attempt: int
+    iteration: int
+    missing: list[int]
+
+
+def read_missing(path: Path) -> Iterator[RanksHead]:
+    """What each window's record in a `metrics_raw.jsonl` lacks; lines that are none are left out."""
+    decode = msgspec.json.Decoder(_Rollout).decode
+    for line in read_lines(path):
+        try:
+            found = decode(line.raw)
+        except _UNREADABLE:
+            continue
+        if found.kind == "rollout" and found.iteration is not None:
+            missing = found.attributes.ranks.missing
+            yield RanksHead(found.attempt, found.iteration, missing)
+
+
+def _workers(run_dir: Path, decode: Callable[[bytes], L]) -> Iterator[tuple[Path, Whole[L] | Torn]]:
     folder = run_dir / "workers"
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else []:
         for line in _typed(path, decode, lambda line: (SCHEMA, line.attempt)):
@@ -219,3 +288,18 @@ def _wrong_schema(schema: object) -> str:
 
 class _Schema(msgspec.Struct):
     schema: object = None
+
+
+class _Missing(msgspec.Struct):
+    missing: list[int] = []
+
+
+class _Evidence(msgspec.Struct):
+    ranks: _Missing = msgspec.field(default_factory=_Missing)
+
+
+class _Rollout(msgspec.Struct):
+    kind: str
+    attempt: int
+    iteration: int | None
+    attributes: _Evidence

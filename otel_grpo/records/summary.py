@@ -6,18 +6,16 @@ Both get the same totals, because nothing but lines goes in.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
 from otel_grpo.core import lengths, memory, throughput
-from otel_grpo.records import build, reader
+from otel_grpo.records import build
 from otel_grpo.records.model import (
     Attempt,
     AttemptSummary,
@@ -65,6 +63,7 @@ class TotalsBuilder:
     run_record: RunRecord | None = None
     iteration: int | None = None
     last_ns: int = 0
+    late: int = 0  # contributions in the totals that are in no record
 
     def __post_init__(self) -> None:
         self._sums: dict[str, Counter[str]] = defaultdict(Counter)
@@ -146,7 +145,9 @@ class TotalsBuilder:
             policy_lag=self._extremes_of_lag(),
             nonfinite=self._nonfinite,
             throughput=self._throughput(),
-            ranks=RankCounts(attempt.world.size, self._complete_ranks, self._incomplete_ranks),
+            ranks=RankCounts(
+                attempt.world.size, self._complete_ranks, self._incomplete_ranks, self.late
+            ),
             base=attempt.base,
         )
 
@@ -333,68 +334,3 @@ def encode_summary(summary: Summary) -> bytes:
 
 def _fields(totals: Totals) -> dict[str, Any]:
     return {name: getattr(totals, name) for name in Totals.__struct_fields__}
-
-
-def summarize(run_dir: Path) -> Summary:
-    """The summary of a run from its files alone; `observed` is taken from the last summary.
-
-    Raises `reader.BadInput` for files that are not those of a run.
-    """
-    attempts, builders, head = _replay(run_dir)
-    *before, last = [
-        (attempt, builders[attempt.attempt].final(attempt), builders[attempt.attempt].records)
-        for attempt in attempts
-    ]
-    attempt, totals, records = last
-    return summary_of(
-        totals,
-        run_id=reader.read_run_file(run_dir).run_id,
-        attempt=attempt.attempt,
-        records=records,
-        head=head,
-        attempts=[earlier(t, a.attempt, r) for a, t, r in before],
-        observed=_last_observed(run_dir, attempt.attempt),
-    )
-
-
-def load_earlier(run_dir: Path, attempt: int) -> list[AttemptSummary]:
-    """The blocks of the attempts before `attempt`; a killed one is totalled from its lines."""
-    try:
-        summary = reader.read_summary(run_dir)
-    except reader.BadInput:
-        summary = None
-    if summary is not None and summary.status != "running" and summary.attempt == attempt - 1:
-        return [*summary.attempts, earlier(summary, summary.attempt, summary.records)]
-    attempts, builders, _ = _replay(run_dir)
-    return [
-        earlier(builders[a.attempt].final(a), a.attempt, builders[a.attempt].records)
-        for a in attempts
-        if a.attempt < attempt
-    ]
-
-
-def _replay(run_dir: Path) -> tuple[list[Attempt], dict[int, TotalsBuilder], str | None]:
-    """All lines of the files, by attempt, and the hash of the last whole record."""
-    attempts = reader.read_run_file(run_dir).attempts
-    builders: dict[int, TotalsBuilder] = defaultdict(TotalsBuilder)
-    # Before the records: a window counts as lost as long as no record of it has come.
-    for _, line in reader.read_workers(run_dir):
-        if isinstance(line, reader.Whole):
-            builders[line.value.attempt].add_line(line.value)
-    head = None
-    raw = run_dir / "metrics_raw.jsonl"
-    if raw.exists() and raw.stat().st_size:  # a run may be killed before its first record
-        for record in reader.read_records(raw):
-            if isinstance(record, reader.Whole):
-                builders[record.value.attempt].add(record.value)
-                head = hashlib.sha256(record.line.raw).hexdigest()
-    return attempts, builders, head
-
-
-def _last_observed(run_dir: Path, attempt: int) -> Observed:
-    """What the process said of itself last; nothing else can tell."""
-    try:
-        summary = reader.read_summary(run_dir)
-    except reader.BadInput:
-        return Observed()
-    return summary.observed if summary.attempt == attempt else Observed()

@@ -11,7 +11,8 @@ import msgspec
 from otel_grpo.records import rundir
 from otel_grpo.records.files import atomic_write
 from otel_grpo.records.model import Observed, PublicationCompleted, WindowOpened
-from otel_grpo.records.summary import encode_summary, load_earlier
+from otel_grpo.records.replay import load_earlier
+from otel_grpo.records.summary import encode_summary
 from otel_grpo.records.writer import STALL_S, Writer
 from otel_grpo.tracing import lifecycle
 from otel_grpo.tracing.evidence import DeviceRoles, UpdateDraft

@@ -20,7 +20,8 @@ from otel_grpo import audit
 from otel_grpo.records import reader
 from otel_grpo.records.files import atomic_write
 from otel_grpo.records.model import Summary
-from otel_grpo.records.summary import encode_summary, summarize
+from otel_grpo.records.replay import summarize
+from otel_grpo.records.summary import encode_summary
 
 LOOP = Path(__file__).with_name("loop.py")
 

@@ -16,7 +16,7 @@ import pytest
 import otel_grpo
 from otel_grpo import audit
 from otel_grpo.records import reader
-from otel_grpo.records.summary import summarize
+from otel_grpo.records.replay import summarize
 from otel_grpo.tracing import lifecycle
 
 pytestmark = pytest.mark.skipif(

@@ -11,7 +11,7 @@ import pytest
 from otel_grpo.devices import Reading
 from otel_grpo.records import reader
 from otel_grpo.records.model import PublicationCompleted
-from otel_grpo.records.summary import summarize
+from otel_grpo.records.replay import summarize
 from otel_grpo.records.writer import BOUNDS
 from otel_grpo.testing import FakeClock, RecordedRun, recorded_run
 from otel_grpo.tracing.handover import DEADLINE_NS

@@ -14,7 +14,7 @@ import pytest
 import otel_grpo
 from otel_grpo.records import reader
 from otel_grpo.records.model import CONTINUED, OPEN_AT_END, Device
-from otel_grpo.records.summary import summarize
+from otel_grpo.records.replay import summarize
 from otel_grpo.testing import FakeClock, RecordedRun, recorded_run
 
 SECOND = 10**9
