@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import random
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from datasets import Dataset
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
@@ -68,6 +70,8 @@ def model(words: PreTrainedTokenizerFast, *, hidden: int = 64, layers: int = 2) 
 
 def sums(rows: int = 64) -> Dataset:
     """Sums of two digits, as chat prompts with their answers."""
+    from datasets import Dataset
+
     draw = random.Random(0)
     pairs = [(draw.randint(0, 9), draw.randint(0, 9)) for _ in range(rows)]
     return Dataset.from_list(
