@@ -21,7 +21,7 @@ export PYTHONS
 ifeq ($(strip $(PYTHONS)),)
 $(error No Python 3.10, 3.11, 3.12 or 3.13 was found on this machine)
 endif
-# TRL needs Python 3.11: where there is none its tests say so and are left out.
+# TRL needs Python 3.11, and Ray's tests have its torch: where there is none they say so and are left out.
 TRL_PYTHON := $(filter-out 3.10,$(PYTHONS))
 
 # The oldest one checks, so that nothing newer slips into the package.
@@ -30,7 +30,7 @@ BIN := $(DEV)/bin
 
 QUICK_CHECKS := check-format lint types contracts check-schema check-package
 # The longest first: two run at a time.
-CHECKS := test-trl $(addprefix test-core-,$(PYTHONS)) $(QUICK_CHECKS)
+CHECKS := test-trl test-ray $(addprefix test-core-,$(PYTHONS)) $(QUICK_CHECKS)
 
 # Each check leaves word that it passed; pytest leaves a report beside it. tools/summary.py reads both.
 passed = mkdir -p $(RESULTS) && touch $(RESULTS)/$@.ok
@@ -61,7 +61,7 @@ test-core: $(addprefix test-core-,$(PYTHONS)) ## The tests without a trainer, on
 
 $(addprefix test-core-,$(PYTHONS)): test-core-%: .venv/dev-%
 	@echo "== tests on Python $*"
-	@.venv/dev-$*/$(pytest) --ignore=tests/trl tests
+	@.venv/dev-$*/$(pytest) --ignore=tests/trl --ignore=tests/ray tests
 	@$(passed)
 
 ifneq ($(TRL_PYTHON),)
@@ -72,6 +72,17 @@ test-trl: .venv/trl ## The tests with TRL's real GRPOTrainer
 else
 test-trl:
 	@echo "== tests with TRL: left out, TRL 1.16 needs Python 3.11 or later and this machine has none"
+	@$(passed)
+endif
+
+ifneq ($(TRL_PYTHON),)
+test-ray: .venv/ray ## The tests with Ray's real actors
+	@echo "== tests with Ray"
+	@.venv/ray/$(pytest) tests/ray
+	@$(passed)
+else
+test-ray:
+	@echo "== tests with Ray: left out, their torch needs Python 3.11 or later and this machine has none"
 	@$(passed)
 endif
 
@@ -107,15 +118,15 @@ check-package: $(DEV)
 
 ##@ Long ones
 
-bench: .venv/bench $(if $(TRL_PYTHON),.venv/trl) ## Measure what observing costs, against the bare SDK and others
+bench: .venv/bench $(if $(TRL_PYTHON),.venv/trl .venv/ray) ## Measure what observing costs, against the bare SDK and others
 	@.venv/bench/bin/python -m benchmarks
 
 soak: $(DEV) ## Kill, stop and starve runs for a long time
-	@$(BIN)/pytest -m soak --ignore=tests/trl tests
+	@$(BIN)/pytest -m soak --ignore=tests/trl --ignore=tests/ray tests
 
 ##@ Upkeep
 
-setup: $(addprefix .venv/dev-,$(PYTHONS)) $(if $(TRL_PYTHON),.venv/trl) ## Make the environments of the tests
+setup: $(addprefix .venv/dev-,$(PYTHONS)) $(if $(TRL_PYTHON),.venv/trl .venv/ray) ## Make the environments of the tests
 
 format: $(DEV) ## Format, and mend what the linter can
 	@$(BIN)/ruff check --fix --quiet || true

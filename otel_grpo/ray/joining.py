@@ -16,12 +16,14 @@ import ray
 from otel_grpo import devices, semconv
 from otel_grpo.core.clock import Clock, boot_id
 from otel_grpo.records.model import ClockPair, Device, Joined
+from otel_grpo.records.rundir import RunDirError
+from otel_grpo.records.worker_dir import WorkerDir, join_run_dir, own_worker_dir
 from otel_grpo.tracing import sanitize
 from otel_grpo.tracing.carrier import span_context
 from otel_grpo.tracing.guard import Guard, logger
 from otel_grpo.tracing.provider import resource
 from otel_grpo.tracing.worker import Worker
-from otel_grpo.tracing.worker_output import Place, WorkerOutput
+from otel_grpo.tracing.worker_output import WorkerOutput
 
 if TYPE_CHECKING:
     import threading
@@ -49,7 +51,7 @@ def worker(
         return reader()()
 
     output = WorkerOutput(
-        functools.partial(_find, belongs),
+        functools.partial(_find, belongs, identity.name),
         functools.partial(identity.joined, clock.now(), inventory),
         name=identity.name,
         clock=clock,
@@ -110,18 +112,21 @@ def _inventory(does: Sequence[str], guard: Guard) -> list[Device]:
     return [device for device in found if not (idle and device.kind == "cpu")]
 
 
-def _find(belongs: Mapping[str, Any], ending: threading.Event) -> Place:
-    path = Path(belongs["run_dir"])
-    if not (path / "run.json").exists():
+def _find(belongs: Mapping[str, Any], name: str, ending: threading.Event) -> WorkerDir:
+    path, run_id, attempt = Path(belongs["run_dir"]), belongs["run_id"], belongs["attempt"]
+    try:
+        return join_run_dir(path, run_id, attempt)
+    except RunDirError as error:
+        # Here, too, one directory may be another run's.
+        own = path.with_name(f"{path.name}-{name}")
         logger.warning(
-            "otel-grpo: %s is not shared with the driver: this worker's lines stay in it on %s."
-            " Copy them together, then run: otel-grpo finish",
-            path,
+            "otel-grpo: %s on %s: what this worker writes is in %s. Copy its files into the"
+            " driver's directory, then run: otel-grpo finish",
+            error,
             socket.gethostname(),
+            own,
         )
-    for name in ("workers", "spans"):
-        (path / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-    return Place(path, belongs["run_id"], belongs["attempt"])
+        return own_worker_dir(own, run_id)._replace(attempt=attempt)
 
 
 # --- what it is called

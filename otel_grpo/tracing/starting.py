@@ -27,12 +27,12 @@ from otel_grpo.tracing.provider import Tracers, resource
 from otel_grpo.tracing.rank_output import RankOutput
 from otel_grpo.tracing.run import Run
 from otel_grpo.tracing.sampler import INTERVAL_S, Readings, Sampler
-from otel_grpo.tracing.worker_output import Place
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
     from otel_grpo.records.rundir import RunDir
+    from otel_grpo.records.worker_dir import WorkerDir
     from otel_grpo.tracing.evidence import DeviceRoles
     from otel_grpo.tracing.peers import Job
 
@@ -169,8 +169,8 @@ def _rank_output(
     """The files of a rank that adds its share."""
     does = dict(roles or ())
 
-    def find(ending: threading.Event) -> Place:
-        return Place(*job.directory(asked, attempt.started_unix_ns, ending.wait))
+    def find(ending: threading.Event) -> WorkerDir:
+        return job.directory(asked, attempt.started_unix_ns, ending.wait)
 
     def joined(run_id: str, number: int) -> Joined:
         return Joined(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,26 +25,16 @@ if TYPE_CHECKING:
 
     from otel_grpo.core.clock import Clock
     from otel_grpo.records.model import Joined, RunStatus, WorkerLine
+    from otel_grpo.records.worker_dir import WorkerDir
     from otel_grpo.tracing.guard import Guard
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the lines go, and which run and attempt they name."""
-
-    path: Path | None
-    run_id: str
-    attempt: int
-    #: Without a path: why, as a sink's reason.
-    lost: str = "no_directory"
 
 
 class WorkerOutput:
     """Owns the files of one process.
 
     Args:
-        find: gives the place, on the writer's thread. It may wait, until the event that it is given
-            says that the process ends.
+        find: gives the directory, on the writer's thread; may raise OSError. It may wait, until the
+            event that it is given says that the process ends.
         joined: gives the first line, on the writer's thread, for a run id and an attempt.
         name: of the process, unique in the job, such as `policy-3`.
         clock: of the process.
@@ -55,7 +44,7 @@ class WorkerOutput:
 
     def __init__(
         self,
-        find: Callable[[threading.Event], Place],
+        find: Callable[[threading.Event], WorkerDir],
         joined: Callable[[str, int], Joined],
         *,
         name: str,
@@ -119,15 +108,13 @@ class WorkerOutput:
 
     def _settle(self) -> None:
         try:
-            place = self._find(self._ending)
+            found = self._find(self._ending)
         except OSError as error:
-            place = Place(None, "", 0, lost=errno_name(error))
             logger.warning("otel-grpo: nothing is recorded (training goes on): %s", error)
-        self.path, self.run_id, self.attempt = place.path, place.run_id, place.attempt
-        if place.path is None:
-            sinks = [Sink.nowhere(name, place.lost) for name in ("workers", "spans")]
+            sinks = [Sink.nowhere(name, errno_name(error)) for name in ("workers", "spans")]
         else:
-            sinks = [self._workers(place.path), self._spans(place.path)]
+            self.path, self.run_id, self.attempt = found
+            sinks = [self._workers(found.path), self._spans(found.path)]
         for sink in sinks:
             self.writer.replace(sink)
 

@@ -12,8 +12,9 @@ import pytest
 
 from otel_grpo.core.clock import Clock
 from otel_grpo.records.model import Call, ClockPair, Joined, WorkerLine
+from otel_grpo.records.worker_dir import WorkerDir
 from otel_grpo.tracing.guard import Guard
-from otel_grpo.tracing.worker_output import Place, WorkerOutput
+from otel_grpo.tracing.worker_output import WorkerOutput
 
 CLOCK = Clock(1_000, 0)
 
@@ -49,9 +50,9 @@ def test_lines_wait_for_their_run(tmp_path: Path) -> None:
     """What is put before the run is found stands behind `joined`, and names the run."""
     found = threading.Event()
 
-    def find(ending: threading.Event) -> Place:
+    def find(ending: threading.Event) -> WorkerDir:
         assert found.wait(10)
-        return Place(directory(tmp_path), "r1", 2)
+        return WorkerDir(directory(tmp_path), "r1", 2)
 
     files = output(find)
     files.start()
@@ -73,9 +74,9 @@ def test_lines_wait_for_their_run(tmp_path: Path) -> None:
 def test_search_ends_with_the_process(tmp_path: Path) -> None:
     """Whoever still looks for the run is told that the process ends."""
 
-    def find(ending: threading.Event) -> Place:
+    def find(ending: threading.Event) -> WorkerDir:
         assert ending.wait(10)
-        return Place(directory(tmp_path), "r1", 1)
+        return WorkerDir(directory(tmp_path), "r1", 1)
 
     files = output(find)
     files.start()
@@ -84,14 +85,11 @@ def test_search_ends_with_the_process(tmp_path: Path) -> None:
     assert lines(tmp_path) == [joined("r1", 1)]
 
 
-@pytest.mark.parametrize("raises", [True, False])
-def test_no_place(raises: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_place(caplog: pytest.LogCaptureFixture) -> None:
     """Without a directory every line is counted as lost, with the reason."""
 
-    def find(ending: threading.Event) -> Place:
-        if raises:
-            raise PermissionError(13, "no", "/x")
-        return Place(None, "r1", 1, lost="EACCES")
+    def find(ending: threading.Event) -> WorkerDir:
+        raise PermissionError(13, "no", "/x")
 
     files = output(find)
     files.start()

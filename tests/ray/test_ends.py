@@ -1,0 +1,162 @@
+"""However a worker ends, what it wrote stays whole."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import ray
+from actors import Timed
+from conftest import HERE, INIT, until
+from plain_actors import Plain
+
+import otel_grpo.ray
+from otel_grpo.audit import audit
+from otel_grpo.records import reader
+from otel_grpo.records.model import Call, Joined, Left, Ranks, RolloutRecord, WorkerLine
+
+
+def gone(actor, pid: int) -> None:
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(actor.add.remote(1), timeout=30)
+    until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_orderly_end(observed) -> None:
+    """An actor that nobody holds any more says that it left, and what became of its lines."""
+    actor = ray.remote(num_cpus=0)(Timed).remote()
+    ray.get([actor.step.remote(n) for n in range(3)])
+    observed.calls(actor, 3)
+    joined = observed.joined(actor)
+    file = observed.run.path / "workers" / f"{joined.name}-{joined.pid}.jsonl"
+    del actor
+    until(lambda: b'"kind":"left"' in file.read_bytes())
+    *_, last = [
+        msgspec.json.decode(line, type=WorkerLine)
+        for line in file.read_bytes().split(b"\n")
+        if line
+    ]
+    assert isinstance(last, Left)
+    assert last.status == "completed"
+    workers, spans = last.observed.sinks["workers"], last.observed.sinks["spans"]
+    # Of its own lines the last one is still to be written as it is made.
+    assert (workers.created, workers.written, workers.dropped) == (5, 4, 0)
+    assert (spans.created, spans.dropped) == (3, 0)
+    assert last.observed.self_ns > 0
+    assert last.observed.errors == {}
+
+
+def test_ray_kill(observed) -> None:
+    """No last line; every other one is whole."""
+    actor = ray.remote(num_cpus=0)(Timed).remote()
+    pid = ray.get(actor.pid.remote())
+    refs = [actor.step.remote(n) for n in range(200)]
+    ray.get(refs[20])
+    ray.kill(actor)
+    gone(actor, pid)
+    first, *lines = observed.lines(actor)
+    assert isinstance(first, Joined)
+    assert {type(line) for line in lines} == {Call}
+    assert 0 < len(lines) <= 200
+
+
+def test_os_exit(observed) -> None:
+    """A process that ends in the middle of a call leaves the calls before it."""
+    actor = ray.remote(num_cpus=0)(Timed).remote()
+    pid = ray.get(actor.pid.remote())
+    ray.get([actor.step.remote(n) for n in range(3)])
+    observed.calls(actor, 3)
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(actor.vanishes.remote())
+    gone(actor, pid)
+    first, *lines = observed.lines(actor)
+    assert isinstance(first, Joined)
+    assert [line.method for line in lines] == ["step"] * 3
+
+
+def test_without_our_package(observed, start, tmp_path) -> None:
+    """Where it is missing the actor works as it would; its own log says why it is not observed."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Hidden:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] == 'otel_grpo':\n"
+        "            raise ModuleNotFoundError('hidden')\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+    )
+    timed = otel_grpo.ray.time_methods(Plain, ["add", "all", "fail"], carrier=True)
+    hidden = {"env_vars": {"PYTHONPATH": f"{tmp_path}:{HERE}"}}
+    actor = start(timed, runtime_env=hidden)
+    assert ray.get(actor.add.remote(1, _otel={})) == 2
+    assert ray.get(actor.all.remote(a=1, _otel={})) == ["a"]
+    with pytest.raises(ray.exceptions.RayTaskError) as caught:
+        ray.get(actor.fail.remote("text"))
+    assert caught.value.cause.args == ("text", 7)
+    variables = ray.get(actor.__ray_call__.remote(lambda self: dict(__import__("os").environ)))
+    assert (variables["THEIR_HOOK"], variables["THEIRS"]) == ("ran", "1")
+    assert observed.lines(actor) == []
+    (name,) = otel_grpo.ray.watch(observed.run, [actor])
+    assert name == f"Plain-{actor._actor_id.hex()[:8]}"
+    otel_grpo.ray.measure_clocks(observed.run, [actor], always=True)  # it has none for us
+    pid = ray.get(actor.pid.remote())
+    logs = Path(ray._private.worker._global_node.get_session_dir_path(), "logs")
+    (log,) = logs.glob(f"worker-*-{pid}.err")
+    until(lambda: "this worker is not observed: ModuleNotFoundError('hidden')" in log.read_text())
+
+
+TRAINER = """
+import sys
+import ray, otel_grpo, otel_grpo.ray
+from actors import Timed
+
+otel_grpo.ray.instrument()
+with otel_grpo.start_run(sys.argv[1], trainer="test") as run:
+    # As a trainer calls it, with a hook that its workers import.
+    ray.init(**INIT, runtime_env={"worker_process_setup_hook": "their_hooks.hook"})
+    actor = ray.remote(Timed).remote()
+    with run.iteration() as it, it.phase("policy_train"):
+        assert ray.get(actor.step.remote(1)) == 2
+    # Ray waits for the workers' output, but nobody calls ray.shutdown.
+    print(ray.get(actor.__ray_call__.remote(lambda self: __import__("os").environ["THEIR_HOOK"])))
+"""
+
+
+def test_driver_that_never_shuts_ray_down(tmp_path) -> None:
+    """A script that just ends, and whose trainer starts Ray itself with a hook of its own."""
+    (tmp_path / "their_hooks.py").write_text(
+        "import os\ndef hook():\n    os.environ['THEIR_HOOK'] = 'by name'\n"
+    )
+    path = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "-c", f"INIT = {INIT!r}\n{TRAINER}", path],
+        env={**os.environ, "PYTHONPATH": f"{HERE}:{tmp_path}"},
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "by name" in done.stdout
+    files = {file.name.partition("-")[0]: file for file in (path / "workers").iterdir()}
+    assert set(files) == {"driver", "Timed"}
+    joined, call = (
+        msgspec.json.decode(line, type=WorkerLine)
+        for line in files["Timed"].read_bytes().splitlines()[:2]
+    )
+    assert isinstance(joined, Joined)
+    # The driver's record has the call, under the number of its worker.
+    (record,) = (
+        line.value
+        for line in reader.read_records(path)
+        if isinstance(line, reader.Whole) and isinstance(line.value, RolloutRecord)
+    )
+    assert record.attributes.workers == {"step": {"1": [call.end_ns - call.start_ns]}}
+    assert record.attributes.ranks == Ranks(2, 2, [])
+    (process,) = reader.read_run_file(path).attempts[0].processes
+    assert (process.rank, process.name, process.pid) == (1, joined.name, joined.pid)
+    assert reader.read_summary(path).status == "completed"
+    assert audit(path).exit_status == 0
