@@ -32,6 +32,8 @@ class Job:
         self._late_lines = 0  # calls and readings of workers
         self._number = facts.attempt
         self._findings = findings
+        # Of the attempt, and of ranks that its driver never heard of: their files were copied in.
+        self.devices = list(facts.world.devices)
         self._inventory = {device.id: k for k, device in enumerate(facts.world.devices)}
         self._peers = workers.peers.get(self._number, [])
         self._unlisted: list[Peer] = []
@@ -48,12 +50,20 @@ class Job:
             process = self._process(peer)
             if process is not None:
                 found.add(process.rank)
+            elif peer.joined.rank is not None:
+                self._extend(peer)
             self._open(peer, process, facts, workers, attempts)
         for process in self._listed:
             if process.rank and process.rank not in found:
                 self._unseen_once(process.rank, process.name or process.role)
 
     # --- who they are
+
+    def _extend(self, peer: Peer) -> None:
+        for device, _ in peer.joined.devices:
+            if device.id not in self._inventory:
+                self._inventory[device.id] = len(self.devices)
+                self.devices.append(device)
 
     def _unique(self) -> None:
         names: dict[int, str | None] = {}

@@ -47,6 +47,7 @@ def with_late(
         changes |= _samples(a, late)
         changes |= _amounts(a, late)
         changes["updates"] = _updates(a, late, trains, whole=not missing)
+        changes["devices"] = _devices(a, late)
     readings = [row for each in late for row in _rows(each)] + placed.readings
     if readings:
         stored = [] if isinstance(a.memory, UnsetType) else rows(a.memory)
@@ -63,6 +64,19 @@ def with_late(
             workers.setdefault(method, {}).setdefault(str(rank), []).append(ns)
         changes["workers"] = workers
     return msgspec.structs.replace(a, **changes)
+
+
+def _devices(
+    a: RolloutAttributes, late: Sequence[Spoken]
+) -> list[tuple[int, list[str]]] | UnsetType:
+    """The record's, where it knows them, and those of the late ranks."""
+    if isinstance(a.devices, UnsetType):
+        return a.devices
+    roles = {index: set(names) for index, names in a.devices}
+    for each in late:
+        for index, (_, names) in zip(each.devices.all(), each.peer.joined.devices, strict=True):
+            roles.setdefault(index, set()).update(names)
+    return [(index, sorted(names)) for index, names in sorted(roles.items())]
 
 
 def _samples(a: RolloutAttributes, late: Sequence[Spoken]) -> dict[str, Any]:
