@@ -44,6 +44,11 @@ class Job:
         self._spmd = any(peer.joined.rank is not None for peer in self._peers)
         self._listed = facts.processes
         self._numbers = {process.rank for process in facts.processes}
+        # A worker that is started again has its name from before.
+        self._by_key: dict[object, Process] = {}
+        for p in facts.processes:
+            keys = ((p.name, p.host, p.pid), p.name, (p.host, p.pid))
+            self._by_key |= dict.fromkeys(filter(None, keys), p)
         self._unique()
         found: set[int] = set()
         for peer in self._peers:
@@ -76,10 +81,8 @@ class Job:
     def _process(self, peer: Peer) -> Process | None:
         """The entry of run.json that a `joined` line belongs to; each of its facts is compared."""
         joined = peer.joined
-        by_id = [p for p in self._listed if (p.host, p.pid) == (joined.host, joined.pid)]
-        by_name = [p for p in self._listed if p.name == joined.name]
-        both = [p for p in by_id if p.name == joined.name]
-        process = next(iter(both or by_id or by_name), None)
+        keys = ((joined.name, joined.host, joined.pid), joined.name, (joined.host, joined.pid))
+        process = next((self._by_key[key] for key in keys if key in self._by_key), None)
         if process is None:
             self._unlisted.append(peer)
             return None

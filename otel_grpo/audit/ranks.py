@@ -92,18 +92,18 @@ def check_trains(
         lengths = dict(zip(ids(a.samples), a.trained_lengths, strict=True))
     for k, (line, train) in enumerate(trains):
         stored = Counter(ids(train.samples))
-        united: Counter[SampleId] = Counter()
+        united: dict[SampleId, int] = {}
         least = 0  # tokens of the ranks whose samples nobody else has
         for each in spoken:
             own = visits_of(each, k)
-            lost = own - stored
-            if lost:
-                first, n = next(iter(lost.items()))
-                message = f"{n} visit(s) of {first} are not in the update"
-                at.wrong("attributes.samples", message, each, ABSENT, str(first), line=line)
-            if own and not own & united:
-                least += each.contribution.update_trained[k] or 0
-            united |= own
+            lost = next((sample for sample, n in own.items() if stored[sample] < n), None)
+            if lost is not None:
+                message = f"{own[lost]} visit(s) of {lost}, {stored[lost]} of them in the update"
+                at.wrong("attributes.samples", message, each, line=line)
+            if not any(sample in united for sample in own):
+                least += each.contribution.update_trained[k] or 0 if own else 0
+            for sample, n in own.items():
+                united[sample] = max(n, united.get(sample, 0))
         at.checked(3)
         if train.n < stored.total():
             at.wrong("attributes.n", "", None, train.n, stored.total(), line=line)
