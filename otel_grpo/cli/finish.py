@@ -51,8 +51,22 @@ def finish(run_dir: Path, as_json: bool) -> None:
     click.echo(
         f"{visible(str(path))}: {said}; run {visible(summary.run_id)}, attempt {summary.attempt}, "
         f"{summary.status}: {count(windows.complete + windows.partial, 'window')} and "
-        f"{windows.aborted} aborted; records: {records}"
+        f"{windows.aborted} aborted; records: {records}{_ranks(summary)}"
     )
+
+
+def _ranks(summary: Summary) -> str:
+    """What of other ranks is in the totals that no record has, and what is still missing."""
+    from otel_grpo.cli.text import count
+
+    late, lacking = summary.ranks.late, summary.ranks.incomplete_windows
+    said = f"; {count(late, 'contribution')} of other ranks counted in" if late else ""
+    if lacking:
+        said += (
+            f"; {count(lacking, 'window')} without the numbers of every rank: copy the files of "
+            "those ranks into workers/ and finish again"
+        )
+    return said
 
 
 def _summarize(run_dir: Path) -> Summary:

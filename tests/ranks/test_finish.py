@@ -7,8 +7,10 @@ import shutil
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from otel_grpo.audit import audit
+from otel_grpo.cli import main
 from otel_grpo.ranks.job import Ranks
 from otel_grpo.records.model import Device
 from otel_grpo.records.reader import BadLine, read_run_file, read_summary
@@ -126,6 +128,21 @@ def test_late_contributions_complete_the_totals(job, came):
     assert after.tokens["visited"] == 23 * WINDOWS
     assert after.windows == msgspec.structs.replace(after.windows, complete=WINDOWS, partial=0)
     assert (path / "metrics_raw.jsonl").read_bytes() == before
+
+
+def test_the_command_says_what_is_still_missing(job, tmp_path):
+    """Two of three windows came late, the last one never."""
+    path = job(0)
+    (file,) = (path / "workers").glob("trainer-1-*")
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:3]))
+    result = CliRunner().invoke(main, ["finish", str(path)])
+    assert result.exit_code == 0
+    assert result.stdout.endswith(
+        "; 2 contributions of other ranks counted in; 1 window without the numbers of every rank: "
+        "copy the files of those ranks into workers/ and finish again\n"
+    )
+    assert read_summary(path).ranks.late == 2
 
 
 def test_nothing_late_is_nothing_changed(job):
