@@ -12,7 +12,7 @@ import io
 import logging
 import sys
 
-from benchmarks import audit, counts, imports, phase, ranks, training, writer
+from benchmarks import audit, counts, imports, phase, ranks, ray, training, writer
 from benchmarks.measure import describe_machine
 from benchmarks.table import print_row, print_title
 
@@ -23,6 +23,7 @@ SUBJECTS = {
     "writer": writer.rows,
     "ranks": ranks.rows,
     "audit": audit.rows,
+    "ray": ray.rows,
     "training": training.rows,
 }
 
