@@ -57,6 +57,7 @@ class AttemptAudit:
         self._last = facts.started_unix_ns
         self._iteration: int | None = None
         self._applied: int | None = 0
+        self._merged = False  # the summary is of those
         self._pending: int | None = 0
         self._whole = True  # the window before lacked no rank
         self._gap_before = 0
@@ -269,6 +270,10 @@ class AttemptAudit:
                 message = "no window tells of this update"
                 self._wrong(records[0][0], "iteration", message, iteration)
 
+    def say_late(self) -> None:
+        """After the summary: what other processes wrote and no record has."""
+        self._job.say_late(merged=self._merged)
+
     def check_summary(self, prefix: str, stored: StoredTotals, raw: Json) -> None:
         """The block of this attempt in ``summary.json``."""
         numbers = {f"records.{kind}": self.records[kind] for kind in KINDS}
@@ -316,6 +321,7 @@ class AttemptAudit:
             if came or (spread and not self._job.late):
                 findings.equal(file, line, f"{prefix}ranks.late", came, self._job.late)
                 expected = blocks(self._with_late) | {"ranks.late": self._job.late}
+                self._merged = True
         expected |= more
         expected |= {f"base.{name}": value for name, value in facts.base.items()}
         expected["world.size"] = facts.world.size

@@ -243,15 +243,7 @@ class Job:
         timelines = [each for files in self._timelines.values() for each in files]
         unknown = [each.peer.joined.name for each in timelines if not each.clock.known]
         names = ", ".join(peer.joined.name for peer in self._unlisted)
-        finish = "`otel-grpo finish` adds what came late"
         for said in (
-            f"{self.late} contributions came after the records of their windows; {finish}"
-            if self.late
-            else "",
-            f"{self._late_lines} calls and readings came after the records of their windows; "
-            f"{finish}"
-            if self._late_lines
-            else "",
             f"{stray} contributions to windows without a record" if stray else "",
             f"calls and readings not placed, the clock is not known: {', '.join(unknown)}"
             if unknown
@@ -261,3 +253,14 @@ class Job:
             if said:
                 message = f"attempt {self._number}: {said}"
                 self._findings.add("note", "workers", None, "", message)
+
+    def say_late(self, *, merged: bool) -> None:
+        """After the summary, which may have what came late."""
+        where = "they are in the totals" if merged else "`otel-grpo finish` adds them"
+        if self.late:
+            message = f"attempt {self._number}: {self.late} contributions are in no record; {where}"
+            self._findings.add("note", "workers", None, "", message)
+        if self._late_lines:
+            message = f"attempt {self._number}: {self._late_lines} calls and readings of workers "
+            message += "came after the records of their windows"
+            self._findings.add("note", "workers", None, "", message)

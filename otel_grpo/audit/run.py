@@ -89,6 +89,8 @@ class _Audit:
         self._records(run, summary)
         if summary is not None:
             self._compare(run, summary, raw)
+        for attempt in self.attempts.values():
+            attempt.say_late()
         self._losses(summary)
         self._coverage()
         spans = check_spans(self.dir / "spans", self.findings)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from otel_grpo.cli.job import DEVICE_COLUMNS, Spread, ranges
 from otel_grpo.cli.page import Block, Heading, Line, Table
 from otel_grpo.cli.text import count, gib, milliseconds, name, rate, seconds, visible
-from otel_grpo.cli.view import View
+from otel_grpo.cli.view import View, ordered
 from otel_grpo.records.model import Process
 
 # Ranks of a window that are named one by one.
@@ -63,11 +63,11 @@ def workers(view: View) -> Iterator[Block]:
 
 def ranks(view: View) -> Iterator[Block]:
     """Phases of the ranks of an SPMD trainer: each rank's sum, over ranks."""
-    spreads = view.job.phases()
+    spreads = {each.name: each for each in view.job.phases()}
     if spreads:
         windows = count(view.job.whole_windows, "window")
         yield Heading(f"Phases by rank: seconds busy in the {windows} of every rank, over ranks")
-        yield _table(view, "phase", spreads, calls=False)
+        yield _table(view, "phase", [spreads[phase] for phase in ordered(spreads)], calls=False)
 
 
 def _table(view: View, what: str, spreads: list[Spread], *, calls: bool) -> Table:

@@ -11,9 +11,9 @@ from msgspec import UNSET
 from otel_grpo.cli import show_job
 from otel_grpo.cli.page import Block, Formula, Heading, Line, Table
 from otel_grpo.cli.text import count, gib, integer, milliseconds, name, rate, seconds, visible
-from otel_grpo.cli.view import Iteration, Rate, View
+from otel_grpo.cli.view import Iteration, Rate, View, ordered
 from otel_grpo.records.model import AttemptSummary, Observed, Summary
-from otel_grpo.semconv import LOG, SPAN_OF_PHASE
+from otel_grpo.semconv import LOG
 
 # Throughput -> what is counted over what.
 _RATE_LABELS = {
@@ -139,7 +139,7 @@ def _iterations(view: View) -> Iterator[Block]:
 
 def _phases_of_iterations(iterations: Iterable[Iteration]) -> Iterator[Block]:
     rows = list(iterations)
-    phases = _ordered({phase for each in rows for phase in each.phases()} - {LOG})
+    phases = ordered({phase for each in rows for phase in each.phases()} - {LOG})
     if not phases:
         return
     yield Heading("Phases of each iteration: seconds busy / exposed")
@@ -215,7 +215,7 @@ def _totals(view: View, summary: Summary) -> Iterator[Block]:
 
 
 def _stack(phases: Mapping[str, Mapping[str, int]]) -> list[tuple[str, int]]:
-    tops = ((phase, phases[phase].get("top_ns", 0)) for phase in _ordered(phases) if phase != LOG)
+    tops = ((phase, phases[phase].get("top_ns", 0)) for phase in ordered(phases) if phase != LOG)
     return [(phase, top) for phase, top in tops if top]
 
 
@@ -267,9 +267,7 @@ def _phase_totals(summary: Summary) -> Iterator[Block]:
                 seconds(figures.get("top_ns")),
                 integer(figures.get("calls")),
             ]
-            for phase, figures in (
-                (each, summary.phases[each]) for each in _ordered(summary.phases)
-            )
+            for phase, figures in ((each, summary.phases[each]) for each in ordered(summary.phases))
         ],
     )
 
@@ -335,12 +333,6 @@ def _notes(view: View) -> Iterator[Block]:
         yield Heading("Missing")
         for note in view.notes:
             yield Line("-", visible(note))
-
-
-def _ordered(phases: Iterable[str]) -> list[str]:
-    """The order of an iteration; phases of the user's own after those that everybody has."""
-    known = {phase: position for position, phase in enumerate(SPAN_OF_PHASE)}
-    return sorted(phases, key=lambda phase: (known.get(phase, len(known)), phase))
 
 
 def _utc(unix_ns: int) -> str:

@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from otel_grpo.cli.job import Job
 from otel_grpo.records.model import Number, Record, RolloutRecord, RunFile, Summary
+from otel_grpo.semconv import SPAN_OF_PHASE
 
 # Throughput -> the tokens that it counts, the time that it divides by, whose devices. The same
 # names as in `metrics`.
@@ -175,3 +176,9 @@ def count_record(view: View, record: Record, line: int) -> None:
         view.iterations.append(iteration_of(record, line))
         if record.attempt == view.attempt:
             view.job.add(record)
+
+
+def ordered(phases: Iterable[str]) -> list[str]:
+    """The order of an iteration; phases of the user's own after those that everybody has."""
+    known = {phase: position for position, phase in enumerate(SPAN_OF_PHASE)}
+    return sorted(phases, key=lambda phase: (known.get(phase, len(known)), phase))

@@ -18,7 +18,7 @@ WORKED_BUSY = {
     "evaluation": 5,
     "log": 5,
 }
-GPU_B = [{"id": "GPU-b", "kind": "cuda", "host": "h"}, ["train", "generate"]]
+GPU_B = [{"id": "GPU-b", "kind": "cuda", "host": "h"}, ["generate"]]
 RANKS_1_2 = {"role": "trainer", "host": "h", "started_unix_ns": 960, "world": 3}
 
 
