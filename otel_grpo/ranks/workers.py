@@ -130,7 +130,10 @@ class Workers:
         )
 
     def _worker(self, name: str) -> _Worker:
-        return self._workers.setdefault(name, _Worker(len(self._workers) + 1))
+        worker = self._workers.get(name)
+        if worker is None:
+            worker = self._workers[name] = _Worker(len(self._workers) + 1)
+        return worker
 
     def _offset(self, line: ClockOffset) -> None:
         self._offsets[line.name].append(line)
