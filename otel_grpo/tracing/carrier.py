@@ -13,6 +13,7 @@ KEYWORD = "_otel"
 #: W3C Trace Context, version 00.
 PARENT = "traceparent"
 ITERATION = "iteration"
+_LONGEST = 19  # digits: the number must be one of 64 bits
 
 
 def carrier(span: SpanContext, iteration: int) -> dict[str, str]:
@@ -27,7 +28,9 @@ def parent_of(carried: Any) -> SpanContext | None:
 
 def iteration_of(carried: Any) -> int | None:
     number = carried.get(ITERATION) if isinstance(carried, Mapping) else None
-    return int(number) if isinstance(number, str) and number.isdecimal() else None
+    if isinstance(number, str) and number.isdecimal() and len(number) < _LONGEST:
+        return int(number)
+    return None
 
 
 class Elsewhere:

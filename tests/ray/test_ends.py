@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
@@ -16,8 +17,10 @@ from plain_actors import Plain
 
 import otel_grpo.ray
 from otel_grpo.audit import audit
+from otel_grpo.ray import joining
 from otel_grpo.records import reader
 from otel_grpo.records.model import Call, Joined, Left, Ranks, RolloutRecord, WorkerLine
+from otel_grpo.records.worker_dir import WorkerDir
 
 
 def gone(actor, pid: int) -> None:
@@ -106,6 +109,21 @@ def test_without_our_package(observed, start, tmp_path) -> None:
     logs = Path(ray._private.worker._global_node.get_session_dir_path(), "logs")
     (log,) = logs.glob(f"worker-*-{pid}.err")
     until(lambda: "this worker is not observed: ModuleNotFoundError('hidden')" in log.read_text())
+
+
+def test_directory_that_is_not_shared(tmp_path, caplog) -> None:
+    """On a machine without it, or where it is another run's, a worker has one of its own."""
+    belongs = {"run_dir": str(tmp_path / "run"), "run_id": "r1", "attempt": 2}
+    for _ in range(2):
+        found = joining._find(belongs, "policy-1", threading.Event())
+        assert found == WorkerDir(tmp_path / "run-policy-1", "r1", 2)
+        assert {path.name for path in found.path.iterdir()} == {"spans", "workers"}
+        with otel_grpo.start_run(tmp_path / "run", trainer="test", run_id="other"):
+            pass
+    assert [record.getMessage().count("run-policy-1") for record in caplog.records] == [1, 1]
+    assert not list((tmp_path / "run" / "workers").glob("policy-1*"))
+    found = joining._find({**belongs, "run_id": "other"}, "policy-1", threading.Event())
+    assert found == WorkerDir(tmp_path / "run", "other", 2)
 
 
 TRAINER = """

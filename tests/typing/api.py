@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from typing_extensions import assert_type
 
 import otel_grpo
+import otel_grpo.ray
 from otel_grpo import Iteration, Phase, Publication, Run, Samples, Update
 from otel_grpo.testing import FakeClock, RecordedRun, recorded_run
 
@@ -130,6 +131,10 @@ class Worker:
     def step(self, batch: list[int]) -> int:
         return len(batch)
 
+    @otel_grpo.timed("forward", memory=True, carrier=True)
+    def log_probs(self, batch: list[int]) -> list[float]:
+        return [float(sample) for sample in batch]
+
 
 async def timed_functions() -> None:
     assert_type(plain(1, b="x"), float)
@@ -138,6 +143,21 @@ async def timed_functions() -> None:
     assert_type(generator(1), Iterator[int])
     assert_type(async_generator(1), AsyncIterator[int])
     assert_type(Worker().step([1]), int)
+    assert_type(Worker().log_probs([1]), list[float])
+
+
+# --- workers on Ray
+
+
+def workers_on_ray(run: otel_grpo.Run) -> None:
+    assert_type(run.carrier(), dict[str, str])
+    assert_type(otel_grpo.ray.runtime_env(run, {"pip": ["x"]}), dict[str, Any])
+    assert_type(otel_grpo.ray.time_methods(Worker, ["step"], carrier=True), type[Worker])
+    assert_type(otel_grpo.ray.watch(run, [object()], role="policy"), list[str])
+    otel_grpo.ray.measure_clocks(run, [object()])
+    otel_grpo.ray.join("policy", ["train", "generate"])
+    otel_grpo.ray.instrument()
+    otel_grpo.ray.uninstrument()
 
 
 # --- trainers
