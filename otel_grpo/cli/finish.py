@@ -29,6 +29,7 @@ def finish(run_dir: Path, as_json: bool) -> None:
     """
     import msgspec
 
+    from otel_grpo.cli.absent import find_absent
     from otel_grpo.cli.load import check_directory, clear_errors
     from otel_grpo.cli.text import count, visible
     from otel_grpo.records.summary import encode_summary
@@ -42,31 +43,29 @@ def finish(run_dir: Path, as_json: bool) -> None:
         if before != after:
             _replace(path, after)
     said = {None: "written", after: "was complete already"}.get(before, "rewritten")
+    absent = find_absent(run_dir) if summary.ranks.incomplete_windows else []
     if as_json:
         what = {"path": str(path), "changed": before != after}
-        click.echo(json.dumps(what | {"summary": msgspec.to_builtins(summary)}, indent=1))
+        lacking = [each.to_dict() for each in absent]
+        whole = what | {"absent": lacking, "summary": msgspec.to_builtins(summary)}
+        click.echo(json.dumps(whole, indent=1))
         return
     windows = summary.windows
     records = ", ".join(f"{n} {kind}" for kind, n in summary.records.items())
+    late = summary.ranks.late
     click.echo(
         f"{visible(str(path))}: {said}; run {visible(summary.run_id)}, attempt {summary.attempt}, "
         f"{summary.status}: {count(windows.complete + windows.partial, 'window')} and "
-        f"{windows.aborted} aborted; records: {records}{_ranks(summary)}"
+        f"{windows.aborted} aborted; records: {records}"
+        + (f"; {count(late, 'contribution')} of other ranks counted in" if late else "")
     )
-
-
-def _ranks(summary: Summary) -> str:
-    """What of other ranks is in the totals that no record has, and what is still missing."""
-    from otel_grpo.cli.text import count
-
-    late, lacking = summary.ranks.late, summary.ranks.incomplete_windows
-    said = f"; {count(late, 'contribution')} of other ranks counted in" if late else ""
-    if lacking:
-        said += (
-            f"; {count(lacking, 'window')} without the numbers of every rank: copy the files of "
-            "those ranks into workers/ and finish again"
+    for each in absent:
+        click.echo(f"  still missing: {visible(str(each))}")
+    if any(each.file is None for each in absent):
+        click.echo(
+            "  a directory that was not shared: copy the files of its workers/ and spans/ into "
+            f"those of {visible(str(run_dir))} and finish again"
         )
-    return said
 
 
 def _summarize(run_dir: Path) -> Summary:

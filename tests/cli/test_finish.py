@@ -105,7 +105,7 @@ def test_a_killed_run_is_finished(living: Any, call: Any) -> None:
     result = call("finish", path, "--json")
     assert result.exit_code == 0
     shown = json.loads(result.stdout)
-    assert set(shown) == {"path", "changed", "summary"}
+    assert set(shown) == {"path", "changed", "absent", "summary"}
     assert shown["changed"] is True
     assert shown["summary"] == json.loads((path / "summary.json").read_bytes())
     assert shown["summary"]["status"] == "interrupted"

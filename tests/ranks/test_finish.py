@@ -138,10 +138,10 @@ def test_the_command_says_what_is_still_missing(job, tmp_path):
     file.write_bytes(b"".join(lines[:3]))
     result = CliRunner().invoke(main, ["finish", str(path)])
     assert result.exit_code == 0
-    assert result.stdout.endswith(
-        "; 2 contributions of other ranks counted in; 1 window without the numbers of every rank: "
-        "copy the files of those ranks into workers/ and finish again\n"
-    )
+    said, missing = result.stdout.splitlines()
+    assert said.endswith("; 2 contributions of other ranks counted in")
+    assert missing.startswith("  still missing: rank 1")
+    assert missing.endswith(f"iteration 3: not in workers/{file.name}")
     assert read_summary(path).ranks.late == 2
 
 
