@@ -13,7 +13,7 @@ from otel_grpo.audit.contributed import Place, Spoken, check_amounts, check_samp
 from otel_grpo.audit.decode import Record
 from otel_grpo.audit.late import with_late
 from otel_grpo.audit.peers import Contributions, Devices, Timeline
-from otel_grpo.audit.placed import Late, check_placed
+from otel_grpo.audit.placed import check_placed
 from otel_grpo.audit.report import ABSENT, Findings
 from otel_grpo.audit.workers import Attempts, Peer, Workers
 from otel_grpo.records.model import Attempt, Process, RolloutAttributes, TrainAttributes
@@ -148,7 +148,7 @@ class Job:
             trains: Records of its updates, with their lines.
 
         Returns:
-            The evidence with what was late in it; None where nothing was.
+            The evidence with the late ranks' in it; None where none was late.
         """
         iteration = record.head.iteration
         if iteration is None or not (self._peers or self._listed):
@@ -166,15 +166,11 @@ class Job:
             ranks.check_busy(at, a, spoken, busy)
             ranks.check_devices(at, a, spoken)
             ranks.check_calls(at, a, spoken)
-        placed = Late()
         if self._timelines:
             self._known(at, a)
-            placed = check_placed(at, a, self._timelines)
+            self._late_lines += check_placed(at, a, self._timelines)
         self.late += len(late)
-        self._late_lines += len(placed.calls) + len(placed.readings)
-        if not (late or placed.calls or placed.readings):
-            return None
-        return with_late(a, late, [train for _, train in trains], placed)
+        return with_late(a, late, [train for _, train in trains]) if late else None
 
     def _missing(self, at: Place, a: RolloutAttributes) -> None:
         missing = a.ranks.missing

@@ -11,7 +11,6 @@ from msgspec import UNSET, UnsetType
 
 from otel_grpo.audit.contributed import SampleId, Spoken, ids
 from otel_grpo.audit.peers import COLUMNS as READINGS, Row, rows
-from otel_grpo.audit.placed import Late
 from otel_grpo.audit.ranks import calls_of, confirmed, status_of, visits_of
 from otel_grpo.audit.rollout import COLUMNS
 from otel_grpo.records.model import (
@@ -28,41 +27,26 @@ def with_late(
     a: RolloutAttributes,
     late: Sequence[Spoken],
     trains: Sequence[TrainAttributes],
-    placed: Late,
 ) -> RolloutAttributes:
-    """The evidence with what was late.
+    """The evidence with what late ranks contributed.
 
     Args:
         a: The record's.
         late: Contributions that are not in the record, by rank.
         trains: The window's updates.
-        placed: Late calls and readings of workers.
     """
-    changes: dict[str, Any] = {}
-    if late:
-        came = {each.contribution.rank for each in late}
-        missing = [rank for rank in a.ranks.missing if rank not in came]
-        received = a.ranks.expected - len(missing)
-        changes["ranks"] = msgspec.structs.replace(a.ranks, received=received, missing=missing)
-        changes |= _samples(a, late)
-        changes |= _amounts(a, late)
-        changes["updates"] = _updates(a, late, trains, whole=not missing)
-        changes["devices"] = _devices(a, late)
-    readings = [row for each in late for row in _rows(each)] + placed.readings
-    if readings:
-        stored = [] if isinstance(a.memory, UnsetType) else rows(a.memory)
-        changes["memory"] = _memory(stored + readings)
-    calls = placed.calls + [
-        (method, each.contribution.rank, ns)
-        for each in late
-        for method, durations in calls_of(each).items()
-        for ns in durations
-    ]
-    if calls:
-        workers = {m: {r: list(ns) for r, ns in ranks.items()} for m, ranks in a.workers.items()}
-        for method, rank, ns in calls:
-            workers.setdefault(method, {}).setdefault(str(rank), []).append(ns)
-        changes["workers"] = workers
+    came = {each.contribution.rank for each in late}
+    missing = [rank for rank in a.ranks.missing if rank not in came]
+    received = a.ranks.expected - len(missing)
+    changes: dict[str, Any] = {
+        "ranks": msgspec.structs.replace(a.ranks, received=received, missing=missing),
+        "devices": _devices(a, late),
+        "updates": _updates(a, late, trains, whole=not missing),
+        "workers": _workers(a, late),
+        "memory": _memory(a, late),
+        **_samples(a, late),
+        **_amounts(a, late),
+    }
     return msgspec.structs.replace(a, **changes)
 
 
@@ -183,12 +167,21 @@ def _updates(
     return updates
 
 
-def _rows(each: Spoken) -> list[Row]:
-    memory = each.attributes.memory
-    return [] if isinstance(memory, UnsetType) else rows(memory, each.devices)
+def _workers(a: RolloutAttributes, late: Sequence[Spoken]) -> dict[str, dict[str, list[int]]]:
+    workers = {method: dict(by_rank) for method, by_rank in a.workers.items()}
+    for each in late:
+        for method, durations in calls_of(each).items():
+            workers.setdefault(method, {})[str(each.contribution.rank)] = durations
+    return workers
 
 
-def _memory(readings: Sequence[Row]) -> Memory:
+def _memory(a: RolloutAttributes, late: Sequence[Spoken]) -> Memory | UnsetType:
+    readings: list[Row] = [] if isinstance(a.memory, UnsetType) else rows(a.memory)
+    for each in late:
+        memory = each.attributes.memory
+        readings += [] if isinstance(memory, UnsetType) else rows(memory, each.devices)
+    if not readings:
+        return UNSET
     rank, host, pid, device, instant, *columns = (
         list(each) for each in zip(*readings, strict=True)
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from msgspec import UnsetType
 
@@ -12,14 +11,6 @@ from otel_grpo.audit.contributed import Place
 from otel_grpo.audit.peers import INSTANT, Row, Timed, Timeline, rows
 from otel_grpo.audit.report import ABSENT
 from otel_grpo.records.model import RolloutAttributes
-
-
-@dataclass
-class Late:
-    """What lies in a window for certain and is not in its record."""
-
-    calls: list[tuple[str, int, int]] = field(default_factory=list)  # method, rank, nanoseconds
-    readings: list[Row] = field(default_factory=list)
 
 
 class _Pile:
@@ -37,15 +28,16 @@ class _Pile:
         return False
 
 
-def check_placed(
-    at: Place, a: RolloutAttributes, workers: Mapping[int, Sequence[Timeline]]
-) -> Late:
+def check_placed(at: Place, a: RolloutAttributes, workers: Mapping[int, Sequence[Timeline]]) -> int:
     """Every call and reading that the record says a worker gave is in the worker's file.
 
     A process without a known clock gives none: no instant of its own can be compared. One that was
     started again has several files under one number.
+
+    Returns:
+        How many lie in the window for certain and are not in its record: they were late.
     """
-    late = Late()
+    late = 0
     start, end = a.window.start_ns, a.window.end_ns
     readings: dict[object, list[Row]] = defaultdict(list)
     if not isinstance(a.memory, UnsetType):
@@ -53,14 +45,10 @@ def check_placed(
             readings[row[0]].append(row)
     for rank, files in workers.items():
         piles: dict[str | None, _Pile] = defaultdict(_Pile)
-        found: dict[object, Row] = {}
         for timed in (t for each in files for t in each.window(start, end)):
             pile = piles[timed.method]
             certain = timed.earliest >= start and timed.latest < end
-            key = _key(timed)
-            (pile.certain if certain else pile.possible)[key] += 1
-            if isinstance(timed.what, tuple):
-                found[key] = timed.what
+            (pile.certain if certain else pile.possible)[_key(timed)] += 1
         for method, ranks in a.workers.items():
             stored = ranks.get(str(rank), [])
             at.checked(len(stored))
@@ -75,11 +63,7 @@ def check_placed(
         if missed:
             message = _why(rank, files, "such reading")
             at.wrong("attributes.memory", message, None, f"instant {missed[0][INSTANT]}", ABSENT)
-        late.readings += [found[key] for key in pile.certain.elements()]
-        for kind, pile in piles.items():
-            if kind is not None:
-                calls = (ns for ns in pile.certain.elements() if isinstance(ns, int))
-                late.calls += [(kind, rank, ns) for ns in calls]
+        late += sum(pile.certain.total() for pile in piles.values())
     return late
 
 

@@ -10,7 +10,6 @@ from otel_grpo.audit import ranks as laws, rollout
 from otel_grpo.audit.contributed import Place, Spoken, check_amounts, check_samples
 from otel_grpo.audit.late import with_late
 from otel_grpo.audit.peers import Devices
-from otel_grpo.audit.placed import Late
 from otel_grpo.audit.report import Findings
 from otel_grpo.audit.workers import Peer
 from otel_grpo.records.merge import Gathered, merge
@@ -175,7 +174,7 @@ def test_they_agree(part):
 
         late = [rank for rank in draw.missing if draw.chance(0.8)]
         left = [rank for rank in draw.missing if rank not in late]
-        mine = with_late(a, spoken(draw, late), [train for _, train in trains], Late())
+        mine = with_late(a, spoken(draw, late), [train for _, train in trains])
         own = Contribution("r", 1, 0, 1, a, {}, merged.update_samples, merged.update_trained)
         theirs = as_read(draw.merged(own, late, left).attributes)
         ours, other = rollout.derive(mine, None), rollout.derive(theirs, None)

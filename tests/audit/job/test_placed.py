@@ -98,17 +98,6 @@ def test_a_late_call_is_counted(driver, tmp_path):
     assert "1 calls and readings of workers came after the records" in note
 
 
-def test_a_summary_with_a_late_call(driver, tmp_path):
-    """4 ns more of rank 1: 13 beside the 12 of rank 0, four calls."""
-    driver.others[NAME].insert(3, call(1601, 1605))
-    step = {"count": 4, "min_ns": 12, "median_ns": 12, "max_ns": 13, "mean_ns": 12.5}
-    driver.files.summary["workers"] = {"step": step}
-    assert wrong(audit(driver.write(tmp_path))) == []
-    step["max_ns"] = 14
-    (finding,) = wrong(audit(driver.write(tmp_path)))
-    assert (finding.field, finding.stored, finding.recomputed) == ("workers.step.max_ns", 14, 13)
-
-
 def test_lines_out_of_order(driver, tmp_path):
     """Two threads of a worker: the call that ended first stands behind the other."""
     lines = driver.others[NAME]
