@@ -4,6 +4,8 @@ import pytest
 
 from otel_grpo.audit import audit, render
 from otel_grpo.audit.train import Ramp, is_rate
+from otel_grpo.records.model import Device
+from otel_grpo.testing import FakeClock, recorded_run
 
 
 def found(report, **wanted):
@@ -305,6 +307,24 @@ def test_a_ramp_needs_four_values():
     ramp = Ramp()
     assert [ramp.grows(v) for v in (10, 20, 30, 40, 50)] == [False, False, False, True, False]
     assert [ramp.grows(v) for v in (0, 0, 0, 0)] == [False] * 4
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds", "warned"),
+    [([12, 12, 12, 12], [12, 6, 4, 3], False), ([10, 20, 30, 40], [1, 1, 1, 1], True)],
+)
+def test_a_ramp_of_the_throughput_is_one_of_tokens(tmp_path, tokens, seconds, warned):
+    """Iterations that get faster by chance are no sum since the start."""
+    clock = FakeClock()
+    device = Device("a", "cpu", "host")
+    with recorded_run(tmp_path, clock=clock, devices=[device]) as recorded:
+        for number, (n, s) in enumerate(zip(tokens, seconds, strict=True)):
+            with recorded.run.iteration() as it:
+                it.consumed(number, prompt_lengths=[1], completion_lengths=[n - 1])
+                with it.phase("generation"):
+                    clock.advance(s)
+    named = {one.field for one in found(audit(tmp_path), severity="warning")}
+    assert ("metrics.throughput.device" in named) is warned
 
 
 def test_resets_of_peaks_are_at_least_those_of_the_rows(files, tmp_path):
