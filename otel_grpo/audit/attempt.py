@@ -14,6 +14,7 @@ from otel_grpo.audit.job import Job
 from otel_grpo.audit.laws import Laws
 from otel_grpo.audit.report import Findings, Value
 from otel_grpo.audit.totals import FORMULA, Totals
+from otel_grpo.audit.updates import Updates
 from otel_grpo.audit.workers import Attempts, Workers
 from otel_grpo.records.model import (
     Attempt,
@@ -22,7 +23,6 @@ from otel_grpo.records.model import (
     SinkCounts,
     Totals as StoredTotals,
     TrainAttributes,
-    Update,
     World,
 )
 
@@ -56,15 +56,13 @@ class AttemptAudit:
         self._with_late: Totals | None = None  # totals with what came after the records, if it did
         self._last = facts.started_unix_ns
         self._iteration: int | None = None
-        self._applied: int | None = 0
         self._merged = False  # the summary is of those
         self._pending: int | None = 0
         self._whole = True  # the window before lacked no rank
         self._gap_before = 0
         self._late = 0  # publications of its windows that were confirmed after their record
         self._opened_recorded = 0
-        self._update_rows: dict[int, list[Update]] = {}
-        self._trained: dict[int, list[tuple[int, TrainAttributes, Header]]] = defaultdict(list)
+        self._updates = Updates(findings)
         self._ramps: dict[str, train.Ramp] = defaultdict(train.Ramp)
 
     @property
@@ -138,7 +136,7 @@ class AttemptAudit:
             # Seconds alone that shrink so are chance: a sum since the start is of tokens.
             summed = self._ramps["tokens.total"].grows(tokens)
             self._ramp(line, "metrics.throughput.device", rate, also=summed)
-        self._updates(line, record.head, a)
+        self._updates.window(line, record.head, a)
 
     def _add(
         self, line: int, record: Record, a: RolloutAttributes, window: rollout.Derived
@@ -146,8 +144,7 @@ class AttemptAudit:
         """The window into the totals, and into those that know what came later."""
         spans = window.account
         busy = {name: spans.metrics[f"phase.{name}.busy_ns"] for name in spans.phases}
-        found = self._trained.get(record.head.iteration or 0, ())
-        trains = [(at, train) for at, train, _ in found]
+        trains = self._updates.records(record.head.iteration)
         merged = self._job.window(line, record, a, busy, trains)
         if merged is not None and self._with_late is None:
             self._with_late = copy.deepcopy(self.totals)
@@ -167,7 +164,7 @@ class AttemptAudit:
             self._findings.equal(FILE, line, "iteration", head.iteration, expected, "none is lost")
         if self.incomplete or (head.iteration or 0) > expected:
             self._pending = None
-            self._applied = None
+            self._updates.applied = None
         self._gap_before = self.gap
         self._iteration = head.iteration if head.iteration is not None else self._iteration
         opened = self._workers.opened.get(self.number)
@@ -178,24 +175,6 @@ class AttemptAudit:
         if a.window.start_ns < self.facts.started_unix_ns:
             self._wrong(line, "attributes.window.start_ns", "before the attempt started")
 
-    def _updates(self, line: int, head: Header, a: RolloutAttributes) -> None:
-        """``step`` counts the updates applied so far, and so does the record's optimizer step."""
-        applied = self._applied
-        if applied is None and a.updates:
-            first = a.updates[0]
-            applied = first.step - (first.status == "applied")
-        for k, u in enumerate(a.updates):
-            applied = (applied or 0) + (u.status == "applied")
-            self._findings.equal(FILE, line, f"attributes.updates[{k}].step", u.step, applied)
-            if u.end_ns < u.start_ns:
-                self._wrong(line, f"attributes.updates[{k}]", "ends before it starts")
-        self._applied = head.optimizer_step if applied is None else applied
-        if applied is not None:
-            self._findings.equal(FILE, line, "optimizer_step", head.optimizer_step, applied)
-        if head.iteration is not None:
-            self._update_rows[head.iteration] = a.updates
-            self._match(head.iteration, line)
-
     def _train(self, line: int, record: Record, a: TrainAttributes) -> None:
         self._laws.train(line, a)
         try:
@@ -205,24 +184,7 @@ class AttemptAudit:
         for name, value in a.scalars.items():
             if value is not None and train.is_rate(name):
                 self._ramp(line, f"attributes.scalars.{name}", float(value))
-        if record.head.iteration is not None:
-            self._trained[record.head.iteration].append((line, a, record.head))
-            self._match(record.head.iteration, line)
-
-    def _match(self, iteration: int, line: int) -> None:
-        """A window's update rows and its ``train`` records, once both are all there."""
-        rows, found = self._update_rows.get(iteration), self._trained.get(iteration, [])
-        if rows is None or len(found) < len(rows):
-            return
-        if len(found) > len(rows):
-            message = f"{len(found)} train records for {len(rows)} updates"
-            self._wrong(line, "attributes.updates", message)
-        for (at, a, head), row in zip(found, rows, strict=False):
-            self._findings.equal(FILE, at, "attributes.status", a.status, row.status, "its window")
-            self._findings.equal(FILE, at, "attributes.n", a.n, row.samples, "its window")
-            self._findings.equal(FILE, at, "optimizer_step", head.optimizer_step, row.step)
-        del self._update_rows[iteration]
-        self._trained.pop(iteration, None)
+        self._updates.train(line, record.head, a)
 
     def _ramp(self, line: int, name: str, value: float, *, also: bool = True) -> None:
         if self._ramps[name].grows(value) and also:
@@ -249,9 +211,9 @@ class AttemptAudit:
         self._findings.compare(FILE, line, "metrics.", metrics, numbers)
         if self._iteration is not None or record.head.iteration is not None:
             self._findings.equal(FILE, line, "iteration", record.head.iteration, self._iteration)
-        if self._applied is not None and not self.incomplete:
+        if self._updates.applied is not None and not self.incomplete:
             self._findings.equal(
-                FILE, line, "optimizer_step", record.head.optimizer_step, self._applied
+                FILE, line, "optimizer_step", record.head.optimizer_step, self._updates.applied
             )
         after = sum(
             key[0] == self.number and at > a.ended_unix_ns for key, at in self._workers.late.items()
@@ -263,14 +225,7 @@ class AttemptAudit:
         self._job.finish()
         if self.incomplete or self.gap or self.end is None:
             return  # what is lost may be what is missing
-        for iteration, rows in self._update_rows.items():
-            found = len(self._trained.get(iteration, ()))
-            message = f"iteration {iteration} has {len(rows)} updates and {found} train records"
-            self._wrong(None, "attributes.updates", message)
-        for iteration, records in self._trained.items():
-            if records and iteration not in self._update_rows:
-                message = "no window tells of this update"
-                self._wrong(records[0][0], "iteration", message, iteration)
+        self._updates.finish()
 
     def say_late(self) -> None:
         """After the summary: what other processes wrote and no record has."""
