@@ -34,7 +34,7 @@ class _Worker:
     clock: WorkerClock | None = None  # None: it has not joined
     devices: Sequence[int] = ()
     left: bool = False
-    refused: bool = False  # it was said that its clock is not known
+    refused: bool = False  # its clock is not known, which was said
     calls: list[tuple[int, str, int]] = field(default_factory=list)  # instant, method, duration
     readings: list[tuple[int, Memory]] = field(default_factory=list)
 
@@ -106,7 +106,8 @@ class Workers:
         missing = [
             worker.number
             for worker in self._workers.values()
-            if worker.number not in heard and not worker.left
+            # What one wrote whose clock is not known may belong here, whether it left or not.
+            if worker.number not in heard and (worker.refused or not worker.left)
         ]
         workers: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         memory = []
@@ -140,6 +141,7 @@ class Workers:
         worker = self._workers.get(line.name)
         if worker is not None and worker.clock is not None:
             worker.clock.measured(line)
+            worker.refused = False
 
     def _join(self, line: Joined) -> None:
         worker = self._worker(line.name)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # would end without its summary.
 _runs: list[Run] = []
 _ready = False
-_loaded_ns = time.time_ns()
+_loaded_ns = time.perf_counter_ns()
 
 
 def current_run() -> Run | None:
@@ -48,7 +48,7 @@ def process_ns() -> int:
     """Time since this process started, in nanoseconds."""
     started = _started_ns(os.getpid())
     if started is None:
-        return time.time_ns() - _loaded_ns
+        return time.perf_counter_ns() - _loaded_ns
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - started
 
 

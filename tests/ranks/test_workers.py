@@ -90,6 +90,18 @@ def test_a_worker_that_left_is_expected_in_no_later_window(job):
     assert collector.take(2, END, END + 5).ranks == Ranks(1, 1)
 
 
+def test_a_worker_whose_clock_is_not_known_is_missing_also_when_it_left(job):
+    """What it wrote is in no record; once its clock is measured, leaving is leaving."""
+    collector = job.of_workers()
+    elsewhere = ClockPair("elsewhere", 0, 0)
+    job.write("a", worker("policy-0", clock=elsewhere), call(START, START + 1), left())
+    collector.look()
+    assert collector.take(1, START, END).ranks == Ranks(2, 1, [1])
+    job.write("driver-0", ClockOffset(RUN, ATTEMPT, "policy-0", 7, 1, END))
+    collector.look()
+    assert collector.take(2, END, END + 5).ranks == Ranks(1, 1)
+
+
 def test_a_worker_that_starts_again_keeps_its_number(job):
     """Another process of the same name has a clock of its own."""
     collector = job.of_workers()
