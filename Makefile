@@ -46,6 +46,15 @@ demo: .venv/trl ## Train a tiny model with TRL, observed; show where the time we
 	@.venv/trl/bin/otel-grpo show $(RUN_DIR)
 	@.venv/trl/bin/otel-grpo audit $(RUN_DIR)
 
+demo-ray: MODE := colocated
+demo-ray: ## The same with the reference trainer on Ray: 8 policy workers, colocated
+demo-ray-async: MODE := async
+demo-ray-async: ## The same, with generation beside the training
+demo-ray demo-ray-async: .venv/ray
+	@.venv/ray/bin/python demo/train_ray.py --run-dir $(RUN_DIR) --mode $(MODE)
+	@.venv/ray/bin/otel-grpo show $(RUN_DIR)
+	@.venv/ray/bin/otel-grpo audit $(RUN_DIR)
+
 test: ## Run every check, as CI does
 	@rm -rf $(RESULTS)
 	@status=0; \
@@ -61,7 +70,7 @@ test-core: $(addprefix test-core-,$(PYTHONS)) ## The tests without a trainer, on
 
 $(addprefix test-core-,$(PYTHONS)): test-core-%: .venv/dev-%
 	@echo "== tests on Python $*"
-	@.venv/dev-$*/$(pytest) --ignore=tests/trl --ignore=tests/ray tests
+	@.venv/dev-$*/$(pytest) --ignore=tests/trl --ignore=tests/ray --ignore=tests/reference tests
 	@$(passed)
 
 ifneq ($(TRL_PYTHON),)
@@ -78,7 +87,7 @@ endif
 ifneq ($(TRL_PYTHON),)
 test-ray: .venv/ray ## The tests with Ray's real actors
 	@echo "== tests with Ray"
-	@.venv/ray/$(pytest) tests/ray
+	@.venv/ray/$(pytest) tests/ray tests/reference
 	@$(passed)
 else
 test-ray:
@@ -122,7 +131,7 @@ bench: .venv/bench $(if $(TRL_PYTHON),.venv/trl .venv/ray) ## Measure what obser
 	@.venv/bench/bin/python -m benchmarks
 
 soak: $(DEV) ## Kill, stop and starve runs for a long time
-	@$(BIN)/pytest -m soak --ignore=tests/trl --ignore=tests/ray tests
+	@$(BIN)/pytest -m soak --ignore=tests/trl --ignore=tests/ray --ignore=tests/reference tests
 
 ##@ Upkeep
 
@@ -148,10 +157,10 @@ clean: ## Remove what is made here; the cached environments stay
 help:
 	@awk 'BEGIN { FS = ":.*## " } \
 	/^##@/ { printf "\n%s\n", substr($$0, 5) } \
-	/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 .venv/%: FORCE
 	@$(ENVIRONMENTS) make $*
 
 FORCE:
-.PHONY: FORCE help demo test quick test-core $(CHECKS) bench soak setup format schema lock changelog clean
+.PHONY: FORCE help demo demo-ray demo-ray-async test quick test-core $(CHECKS) bench soak setup format schema lock changelog clean

@@ -35,6 +35,14 @@ class Batch(NamedTuple):
     questions: list[Question]
     samples: list[Sample]
 
+    def described(self) -> dict[str, object]:
+        """For the report of the trainer itself."""
+        return {
+            "batch": self.number,
+            "texts": [sample.text for sample in self.samples],
+            "tokens": sum(len(sample.prompt + sample.completion) for sample in self.samples),
+        }
+
 
 def questions(number: int) -> list[Question]:
     """Sums of two digits; the same ones for the same number of a batch."""

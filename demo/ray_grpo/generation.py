@@ -13,31 +13,23 @@ import otel_grpo
 from ray_grpo.batch import PROMPTS, Batch, questions
 
 
-class Rollouts:
-    """The rollout workers, each with its share of the questions."""
-
-    def __init__(self, workers: list[Any]) -> None:
-        self.workers = workers
-
-    def generate(
-        self, number: int, version: int | None, carrier: dict[str, str] | None = None
-    ) -> Batch:
-        """Batch `number`, with the weights of `version` or with each worker's newest."""
-        asked = questions(number)
-        share = PROMPTS // len(self.workers)
-        parts = [
-            worker.generate.remote(
-                asked[first : first + share], first, number, version, _otel=carrier
-            )
-            for worker, first in zip(self.workers, range(0, PROMPTS, share), strict=True)
-        ]
-        return Batch(number, asked, [sample for part in ray.get(parts) for sample in part])
+def generate(
+    workers: list[Any], number: int, version: int | None, carrier: dict[str, str] | None = None
+) -> Batch:
+    """Batch `number`, with the weights of `version` or with each worker's newest."""
+    asked = questions(number)
+    share = PROMPTS // len(workers)
+    parts = [
+        worker.generate.remote(asked[first : first + share], first, number, version, _otel=carrier)
+        for worker, first in zip(workers, range(0, PROMPTS, share), strict=True)
+    ]
+    return Batch(number, asked, [sample for part in ray.get(parts) for sample in part])
 
 
 class WhenAsked:
     """Colocated: generation and training take turns."""
 
-    def __init__(self, run: otel_grpo.Run, rollouts: Rollouts) -> None:
+    def __init__(self, run: otel_grpo.Run, rollouts: list[Any]) -> None:
         self.run = run
         self.rollouts = rollouts
         self.queued = 0
@@ -47,7 +39,7 @@ class WhenAsked:
     def next(self, it: otel_grpo.Iteration, trained: int) -> Batch:
         """The next batch; `trained` is the policy's version now."""
         with it.phase("generation"):
-            batch = self.rollouts.generate(next(self._numbers), self._newest, self.run.carrier())
+            batch = generate(self.rollouts, next(self._numbers), self._newest, self.run.carrier())
         it.generated(batch.number, len(batch.samples))
         return batch
 
@@ -67,7 +59,7 @@ class Beside:
     """
 
     def __init__(
-        self, rollouts: Rollouts, *, room: int, staleness: int, lead: int | None, every: int
+        self, rollouts: list[Any], *, room: int, staleness: int, lead: int | None, every: int
     ) -> None:
         self.rollouts = rollouts
         self._room, self._staleness, self._lead, self._every = room, staleness, lead, every
@@ -120,7 +112,7 @@ class Beside:
             if not self._my_turn(version or 0):
                 return
             try:
-                batch = self.rollouts.generate(number, version)
+                batch = generate(self.rollouts, number, version)
             except Exception as error:  # the loop raises it
                 batch = error
             with self._changed:

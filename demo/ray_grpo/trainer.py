@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ import ray
 import otel_grpo
 import otel_grpo.ray
 from ray_grpo.batch import COMPLETIONS, PROMPTS, Batch, advantages
-from ray_grpo.generation import Beside, Rollouts, WhenAsked
+from ray_grpo.generation import Beside, WhenAsked
 from ray_grpo.publishing import Publisher
 from ray_grpo.rewards import Judge, digits
 from ray_grpo.workers import Forward, PolicyWorker, ReferenceWorker, RolloutWorker, Vector
@@ -76,17 +77,15 @@ class Trainer:
         self.publisher = self.publisher_class(
             self.policy, rollouts, size=weights.nbytes, arrived=self.arrived
         )
-        self.batches = (
-            WhenAsked(run, Rollouts(rollouts))
-            if options.mode == "colocated"
-            else Beside(
-                Rollouts(rollouts),
+        self.batches: WhenAsked | Beside = WhenAsked(run, rollouts)
+        if options.mode == "async":
+            self.batches = Beside(
+                rollouts,
                 room=options.room,
                 staleness=options.staleness,
                 lead=options.lead,
                 every=options.publish_every,
             )
-        )
 
     def iteration(self) -> None:
         with self.run.iteration() as it:
@@ -100,6 +99,7 @@ class Trainer:
                 truncated=[sample.truncated for sample in batch.samples],
                 groups=[sample.group for sample in batch.samples],
                 versions=[sample.version for sample in batch.samples],
+                trainer_version=self.version,
             )
             rewards = self.score(it, batch)
             with it.phase("adv_pipeline") as pipeline:
@@ -112,14 +112,7 @@ class Trainer:
             with it.phase("log"):
                 scalars = {"loss": loss, "grad_norm": norm, "reward": sum(rewards) / len(rewards)}
                 self.run.log_scalars(scalars, step=self.version)
-                self.history[-1] |= {
-                    **scalars,
-                    "batch": batch.number,
-                    "texts": [sample.text for sample in batch.samples],
-                    "tokens": sum(
-                        len(sample.prompt + sample.completion) for sample in batch.samples
-                    ),
-                }
+        self.history[-1] |= {**scalars, **batch.described()}
 
     def score(self, it: otel_grpo.Iteration, batch: Batch) -> list[float]:
         """One reward function works in a thread, the other one in an actor, both at once."""
@@ -127,42 +120,40 @@ class Trainer:
         answers = [batch.questions[sample.group].answer for sample in batch.samples]
         with it.phase("reward") as parent:
 
-            def dense() -> list[float]:
-                with it.phase("reward", parent=parent, attributes={"rl.reward.name": "digits"}):
-                    return digits(texts)
-
-            def verified(answer: ray.ObjectRef) -> list[float]:
-                with it.phase("reward", parent=parent, attributes={"rl.reward.name": "solved"}):
-                    return ray.get(answer)
+            def part(name: str) -> otel_grpo.Phase:
+                return it.phase("reward", parent=parent, attributes={"rl.reward.name": name})
 
             answer = self.judge.solved.remote(texts, answers, _otel=self.run.carrier())
-            remote = self.threads.submit(verified, answer)
-            local = self.threads.submit(dense)
-            return [a + b for a, b in zip(local.result(), remote.result(), strict=True)]
+            solved = self.aside(part("solved"), ray.get, answer)
+            dense = self.aside(part("digits"), digits, texts)
+            return [a + b for a, b in zip(solved.result(), dense.result(), strict=True)]
 
     def forwards(
         self, it: otel_grpo.Iteration, parent: otel_grpo.Phase, batch: Batch
-    ) -> tuple[list[Vector], list[Vector]]:
+    ) -> list[list[Vector]]:
         """Log-probabilities of the old and the reference policy: both are submitted, then awaited."""
-
-        def collect(phase: str, answers: list[ray.ObjectRef]) -> list[Forward]:
-            with it.phase(phase, parent=parent):
-                return ray.get(answers)
-
         carrier = self.run.carrier()
         reference = [self.reference.log_probs.remote(batch.samples, _otel=carrier)]
         old = [
             worker.log_probs.remote(shard, _otel=carrier)
             for worker, shard in zip(self.policy, self.shards(batch.samples), strict=True)
         ]
-        waits = (
-            self.threads.submit(collect, "logprob_old", old),
-            self.threads.submit(collect, "logprob_ref", reference),
-        )
-        forwards = [wait.result() for wait in waits]
-        self.history.append({"forwards": [[part[1:] for part in parts] for parts in forwards]})
-        first, second = ([row for part in parts for row in part.log_probs] for parts in forwards)
-        return first, second
+        waits = [
+            self.aside(it.phase("logprob_old", parent=parent), ray.get, old),
+            self.aside(it.phase("logprob_ref", parent=parent), ray.get, reference),
+        ]
+        both: list[list[Forward]] = [wait.result() for wait in waits]
+        self.history.append({"forwards": [[part[1:] for part in parts] for parts in both]})
+        return [[row for part in parts for row in part.log_probs] for parts in both]
+
+    def aside(self, phase: otel_grpo.Phase, work: Callable[..., Any], argument: Any) -> Future[Any]:
+        """Work in a thread of its own, as a phase there."""
+
+        def run() -> Any:
+            with phase:
+                return work(argument)
+
+        return self.threads.submit(run)
 
     def train_pass(
         self,

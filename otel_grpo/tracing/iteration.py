@@ -125,6 +125,7 @@ class Iteration:
         completion_lengths: given.Counts | None = None,
         groups: given.Counts | None = None,
         versions: int | given.Counts | None = None,
+        trainer_version: int | None = None,
         trained_lengths: given.Counts | None = None,
         environment_lengths: given.Counts | None = None,
         truncated: given.Flags | None = None,
@@ -140,6 +141,8 @@ class Iteration:
             completion_lengths: tokens that the model wrote, of each sample.
             groups: the group (prompt) of each sample, as an integer.
             versions: weights version that generated the samples: one for all, or one each.
+            trainer_version: weights version of the trainer now, for one that does not publish each
+                of them; default: the newest one that it published.
             trained_lengths: tokens under the loss mask, of each sample.
             environment_lengths: tokens that tools or the environment wrote, of each sample.
             truncated: whether each completion was cut off.
@@ -162,7 +165,10 @@ class Iteration:
                 batch = given.batch(rollout_id, columns, indices, truncated, (first, n))
                 if versions is not None:
                     given_by = given.versions(versions, len(indices))
-                    batch.columns["policy_lag"] = self._run.version - given_by
+                    now = self._run.version
+                    if trainer_version is not None:
+                        now = given.whole(trainer_version, "trainer_version")
+                    batch.columns["policy_lag"] = now - given_by
                 if self._run.ledger.consume(batch) < batch.n:
                     self._run._tell_replay(batch.rollout_id)
         return Samples(rollout_id, indices)

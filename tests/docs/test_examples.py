@@ -18,6 +18,8 @@ from otel_grpo.records.model import RolloutRecord
 from otel_grpo.records.writer import BOUNDS
 
 ROOT = Path(__file__).parents[2]
+# Made of the reference trainer's own lines.
+OF_THE_TRAINER = ROOT / "docs" / "instrument-your-trainer.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -85,7 +87,15 @@ def test_the_example_of_testing() -> None:
     names["test_generation_is_timed"]()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_blocks_of_the_reference_trainer() -> None:
+    """Each is in its source, word by word; tests/reference runs that."""
+    sources = [path.read_text() for path in sorted((ROOT / "demo").rglob("*.py"))]
+    blocks = examples(OF_THE_TRAINER)
+    assert len(blocks) > 10
+    assert [b for b in blocks if not any(f"\n{b}" in source for source in sources)] == []
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p != OF_THE_TRAINER], ids=lambda p: p.name)
 def test_other_examples_run(page: Path) -> None:
     """The one line that observes a trainer, wherever it is shown."""
     for source in examples(page):

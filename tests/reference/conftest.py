@@ -11,10 +11,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from training import Files, Training
 
-COLOCATED = ("--workers", "8")
-BESIDE = ("--workers", "8", "--mode", "async", "--lead", "1")
-SMALL = ("--workers", "2", "--micro-batch", "16")
-
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):

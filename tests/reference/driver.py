@@ -58,7 +58,7 @@ def replace_the_dead(trainer):
             ray.get(worker.__ray_ready__.remote())
         except ray.exceptions.RayActorError:
             new = ray_grpo.trainer.actor(FailingWorker).remote(rank, len(trainer.policy))
-            weights, shapes = ray.get(trainer.batches.rollouts.workers[0].initial.remote())
+            weights, shapes = ray.get(trainer.batches.rollouts[0].initial.remote())
             ray.get([new.load.remote(weights, shapes), new.expect.remote([])])
             trainer.policy[rank] = new
 
@@ -67,7 +67,7 @@ def arrives_meanwhile(close):
     """At the end: new weights for a worker that was asked to generate before."""
 
     def closing(self):
-        worker = self.batches.rollouts.workers[0]
+        worker = self.batches.rollouts[0]
         weights, _ = ray.get(worker.initial.remote())
         generation = worker.generate.remote(questions(1), 0, 1, self.version, _otel=None)
         receipt = worker.receive.remote(99, weights, _otel=None)

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 
-# Two policy workers; each failure in an iteration of its own, the sixth one goes well.
-FAULTS = (
-    "before:0@1",
-    "during:1@2",
-    "after:0@3",
-    *("before:0@4", "after:1@4"),
-    "hang:1@5",
-    "exit:0@7",
-)
-BED = (
-    *("--bed", "--workers", "2", "--micro-batch", "32", "--iterations", "7", "--step-timeout", "8"),
-    *itertools.chain.from_iterable(("--fault", fault) for fault in FAULTS),
-)
+from training import BED
+
 # What Ray calls what a worker raises, or that it is silent or gone.
 RAISED, SILENT, GONE = "RayTaskError(RuntimeError)", "GetTimeoutError", "ActorDiedError"
 

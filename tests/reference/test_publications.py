@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conftest import BESIDE, COLOCATED
+from training import BESIDE, COLOCATED
 
 ASTRAY = (
     *("--mode", "async", "--lead", "1", "--workers", "2", "--micro-batch", "32"),
@@ -70,5 +70,7 @@ def test_every_second_update_is_published(recorded):
     # Batches 1, 2 and 3 are of version 0; the third comes up after two updates.
     stale = [record["metrics"].get("samples.discarded.stale") for record in files.of("rollout")]
     assert stale == [None, None, 64, None]
+    lags = [set(record["attributes"]["policy_lag"]) for record in files.of("rollout")]
+    assert lags == [{0}, {1}, {0}, {1}]
     assert files.summary["samples"]["generated"] == 5 * 64
     assert files.summary["samples"]["consumed"] == 4 * 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from conftest import BESIDE, COLOCATED, SMALL
+from training import BED, BESIDE, COLOCATED, SMALL
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,5 @@ def test_forwards_work_side_by_side(trained, arguments, how):
 
 def test_weights_arrive_while_a_generation_goes_on(trained):
     """A rollout worker that is asked to generate takes new weights before it is done."""
-    from test_failures import BED
-
     assert trained(*BED).told["arrived_meanwhile"]
     assert trained(*BED, how="without").told["arrived_meanwhile"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -10,6 +11,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 WITHOUT = Path(__file__).parent / "without"
+
+# Arguments of demo/train_ray.py.
+COLOCATED = ("--workers", "8")
+BESIDE = ("--workers", "8", "--mode", "async", "--lead", "1")
+SMALL = ("--workers", "2", "--micro-batch", "16")
+# Two policy workers; each failure in an iteration of its own, the sixth one goes well.
+_FAULTS = (
+    "before:0@1",
+    "during:1@2",
+    "after:0@3",
+    *("before:0@4", "after:1@4"),
+    "hang:1@5",
+    "exit:0@7",
+)
+BED = (
+    *("--bed", "--workers", "2", "--micro-batch", "32", "--iterations", "7", "--step-timeout", "8"),
+    *itertools.chain.from_iterable(("--fault", fault) for fault in _FAULTS),
+)
 
 
 class Training:

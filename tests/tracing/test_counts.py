@@ -184,6 +184,17 @@ def test_partly_replayed_batch(clock: FakeClock) -> None:
     assert second.metrics["samples.visits"] == 4
 
 
+def test_lag_where_not_each_update_is_published() -> None:
+    """Samples of version 4, the newest that was published, are two updates old for a trainer at 6."""
+    with recorded_run() as recorded:
+        with recorded.run.iteration() as it:
+            it.publication(4).completed()
+        with recorded.run.iteration() as it:
+            it.consumed("a", n=2, versions=[4, 2], trainer_version=np.int64(6))
+            it.consumed("b", n=1, versions=4)
+    assert recorded.rollouts[1].attributes.policy_lag == [2, 4, 0]
+
+
 def test_discarded_generated_padding_lag(clock: FakeClock) -> None:
     """What was sampled and thrown away, and how old the rest is."""
     with recorded_run(clock=clock) as recorded:
