@@ -28,7 +28,7 @@ class Store(Protocol):
     spmd: bool
     settle_ns: int
 
-    def wants(self, peer: Peer, iteration: int | None) -> bool: ...
+    def wants(self, peer: Peer, waiting: Iterable[int]) -> bool: ...
     def add(self, lines: Iterable[tuple[Peer, Line]]) -> None: ...
     def complete(self, iteration: int, start_ns: int, end_ns: int) -> bool: ...
     def gather(self, iteration: int, start_ns: int, end_ns: int) -> Gathered: ...
@@ -80,11 +80,11 @@ class Collector:
     def look(self) -> None:
         """Read what is new, once; OSError if the directory can't be read."""
         since = self._now()
-        oldest = min(self._waiting.copy(), default=None)
+        asked = self._waiting.copy()
         lines = [
             (peer, line)
             for peer in self._folder.peers()
-            if self._store.wants(peer, oldest)
+            if self._store.wants(peer, asked)
             for line in self._folder.read(peer)
         ]
         waiting = self._waiting.copy()

@@ -32,11 +32,11 @@ class Contributions:
         self._devices: dict[int, list[int]] = {}
         self._processes: list[Process] = []
 
-    def wants(self, peer: Peer, iteration: int | None) -> bool:
-        """Whether the file may hold what the oldest window waits for."""
+    def wants(self, peer: Peer, waiting: Iterable[int]) -> bool:
+        """Whether the file may hold what a window waits for."""
         if peer.joined is None:
             return True
-        return iteration is not None and peer.joined.rank not in self._of(iteration)
+        return any(peer.joined.rank not in self._of(iteration) for iteration in waiting)
 
     def add(self, lines: Iterable[tuple[Peer, Line]]) -> None:
         """Take new lines in."""

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from otel_grpo.core.clock import Clock
 from otel_grpo.ranks.collector import Collector
 from otel_grpo.ranks.contributions import Contributions
 from otel_grpo.ranks.folder import Folder, OnFault
-from otel_grpo.ranks.launch import directory_of_rank, launch_key
+from otel_grpo.ranks.launch import RUNS, directory_of_rank, launch_key
 from otel_grpo.ranks.workers import Workers
 from otel_grpo.records.inventory import DeviceRoles, Inventory
 from otel_grpo.records.model import Attempt
 from otel_grpo.records.worker_dir import WorkerDir
 
 
-class Ranks(NamedTuple):
+class Ranks:
     """What `otel_grpo.tracing.peers.Job` asks for."""
 
-    rank: int
-    world: int
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank = rank
+        self.world = world
+        self._here = Path()
+        # Relative paths are of the start: a training may change its directory before one is found.
+        with contextlib.suppress(OSError):
+            self._here = Path.cwd()
 
     @property
     def launch(self) -> str | None:
@@ -31,7 +36,9 @@ class Ranks(NamedTuple):
     def directory(
         self, asked: Path | None, started_ns: int, wait: Callable[[float], bool]
     ) -> WorkerDir:
-        return directory_of_rank(self.rank, asked, started_ns, wait=wait)
+        asked = None if asked is None else self._here / asked
+        runs = self._here / RUNS
+        return directory_of_rank(self.rank, asked, started_ns, wait=wait, runs=runs)
 
     def peers(
         self,

@@ -31,6 +31,8 @@ _VARIABLES = (
 # Rank 0 may have started so much earlier; clocks of nodes differ, too. Nanoseconds.
 _EARLIER_NS = 120 * 10**9
 _LOOKS, _PAUSE_S = 300, 0.2
+# A rank of a short training may be through with it before rank 0 has its directory.
+_LAST_LOOKS = 8
 #: Where a run is that nobody gave a place.
 RUNS = Path("runs")
 # So many of the newest directories in it are looked at.
@@ -74,21 +76,22 @@ def directory_of_rank(
         rank: of this process.
         asked: the run directory that the user named; rank 0 may have taken a sibling of it.
         started_ns: of this process, Unix nanoseconds.
-        wait: sleeps so many seconds; True once the process ends: then there is one look more.
+        wait: sleeps so many seconds; True at once if the process ends: then there are few looks more.
         environ: the environment.
         runs: where rank 0 makes a directory if none was asked for.
 
     Raises `RunDirError` where not even the own directory can be made.
     """
     key = launch_key(environ)
-    for _ in range(_LOOKS) if key is not None else ():
-        ends = wait(0)
-        found = find(asked, key or "", started_ns, runs)
+    looks = _LOOKS
+    while key is not None and looks:
+        found = find(asked, key, started_ns, runs)
         if found is not None:
             return found
-        if ends:
-            break
-        wait(_PAUSE_S)
+        looks -= 1
+        if wait(_PAUSE_S):
+            looks = min(looks, _LAST_LOOKS)
+            time.sleep(_PAUSE_S)
     base = asked or runs / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{key or 'unknown'}"
     run_id = environ.get("OTEL_GRPO_RUN_ID") or unknown_run(key)
     own = own_worker_dir(base.with_name(f"{base.name}-rank{rank}"), run_id)

@@ -68,7 +68,7 @@ class Workers:
         for name in names:
             self._worker(name)
 
-    def wants(self, peer: Peer, iteration: int | None) -> bool:
+    def wants(self, peer: Peer, waiting: Iterable[int]) -> bool:
         """Every file may have calls of the open window."""
         return True
 

@@ -80,6 +80,9 @@ class Handover:
         for closed in list(self.windows)[:-1]:
             if closed.deadline_ns is None:
                 closed.deadline_ns = max(now_ns, closed.end_ns + DEADLINE_NS)
+        if self.windows:
+            # Asked for when it closes, whatever it waits behind: the peers read for what is asked.
+            self._heard(self.windows[-1], now_ns)
         held = False
         while self.windows:
             closed = self.windows[0]
@@ -101,11 +104,10 @@ class Handover:
             self.windows.popleft()
 
     def lacks_peers(self, now_ns: int) -> bool:
-        """Whether the oldest window waits for other processes."""
-        return bool(self.windows) and not self._heard(self.windows[0], now_ns)
+        """Whether a window waits for other processes."""
+        return not all(self._heard(closed, now_ns) for closed in self.windows)
 
     def _outstanding(self, closed: ClosedWindow, now_ns: int) -> bool:
-        # Asked first, and always: the peers are read for the windows that they were asked for.
         heard = self._heard(closed, now_ns)
         scalars = (
             self._holds

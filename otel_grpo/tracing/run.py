@@ -72,6 +72,7 @@ class Run:
         self._iterations = 0
         self._last_end_ns = 0
         self._over = True  # nothing to finish
+        self._heard_out = False  # the other processes had their moment
         self.ended_by: BaseException | None = None
         self._replays: set[RolloutId] = set()
         self.account = Account()
@@ -214,8 +215,10 @@ class Run:
     def _wait_for_peers(self) -> None:
         """The last windows' other processes end when this one does: they get a moment to be heard."""
         peers = self.handover.peers if self.live else None
-        if peers is None:
+        if peers is None or self._heard_out:
             return
+        # An interrupt ends the wait; the process's exit comes here again and does not wait anew.
+        self._heard_out = True
         peers.hurry()
         end = monotonic() + LAST_WORDS_S
         while self.handover.lacks_peers(self.clock.now()) and monotonic() < end:

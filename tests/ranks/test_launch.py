@@ -173,7 +173,26 @@ def test_a_directory_that_is_not_shared(tmp_path, caplog, environ, run_id, looks
     assert "otel-grpo finish" in said
 
 
-def test_no_directory_at_all(tmp_path, caplog):
+def test_a_process_that_ends_before_rank_zero_has_begun(make_run, tmp_path, monkeypatch):
+    """A short training: there are a few looks more, a fifth of a second apart."""
+    pauses = []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            make_run()
+
+    monkeypatch.setattr(launch.time, "sleep", sleep)
+    found = directory_of_rank(
+        3, tmp_path / "run", STARTED, wait=lambda seconds: True, environ=ENVIRON
+    )
+    assert found.attempt == 1
+    assert pauses == [0.2] * 3
+
+
+def test_no_directory_at_all(tmp_path, monkeypatch):
+    """Where not even the own one can be made."""
+    monkeypatch.setattr(launch, "_LAST_LOOKS", 1)
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirError):
         directory_of_rank(
