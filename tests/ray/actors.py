@@ -99,3 +99,8 @@ class TimedThreads(Plain):
     @otel_grpo.timed
     def waits_aside(self) -> int:
         return self.barrier.wait(30)
+
+
+@otel_grpo.timed
+def reward(text: str) -> int:
+    return len(text)

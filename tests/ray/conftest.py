@@ -44,12 +44,16 @@ class Observed:
     def lines(self, actor: Any) -> list[WorkerLine]:
         """What an actor has written, its first line first; [] where it has no file."""
         for file in (self.run.path / "workers").iterdir():
-            raw = file.read_bytes()
-            assert raw.endswith(b"\n") or not raw, f"{file} has a torn line"
-            lines = [msgspec.json.decode(line, type=WorkerLine) for line in raw.splitlines()]
+            lines = self.read(file)
             if lines and getattr(lines[0], "actor_id", None) == actor._actor_id.hex():
                 return lines
         return []
+
+    def read(self, file: Path) -> list[WorkerLine]:
+        """The lines of a file, all of which are whole."""
+        raw = file.read_bytes()
+        assert raw.endswith(b"\n") or not raw, f"{file} has a torn line"
+        return [msgspec.json.decode(line, type=WorkerLine) for line in raw.splitlines()]
 
     def calls(self, actor: Any, n: int, method: str | None = None) -> list[Call]:
         """So many calls of an actor, or of one of its methods, once they are in its file."""
@@ -72,8 +76,8 @@ class Observed:
         assert isinstance(first, Joined)
         return first
 
-    def spans(self, actor: Any, n: int) -> list[dict[str, Any]]:
-        """So many spans of an actor, in the order in which its calls ended."""
+    def spans(self, actor: Any, n: int, name: str | None = None) -> list[dict[str, Any]]:
+        """So many spans of an actor, or of those with a name, in the order in which they ended."""
         joined = self.joined(actor)
         file = self.run.path / "spans" / f"{joined.name}-{joined.pid}.jsonl"
 
@@ -84,6 +88,7 @@ class Observed:
                 for resource in json.loads(line)["resourceSpans"]
                 for scope in resource["scopeSpans"]
                 for span in scope["spans"]
+                if name in (None, span["name"])
             ]
 
         until(lambda: len(found()) >= n)

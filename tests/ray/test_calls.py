@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import ray
-from actors import Timed, TimedAsync, TimedThreads
+from actors import Timed, TimedAsync, TimedThreads, reward
+from conftest import until
 from plain_actors import Failure, Plain
 
 
@@ -18,8 +19,8 @@ def methods(calls: list[Any]) -> list[str]:
     return [call.method for call in calls]
 
 
-def test_nothing_before_the_first_timed_call(observed, start) -> None:
-    """An actor without a timed call has neither a file nor a thread of ours."""
+def test_one_thread(observed, start) -> None:
+    """Neither a file nor a thread before the first timed call; then a line of each, in their order."""
     actor = start(Timed)
     assert ray.get(actor.add.remote(1)) == 2
     threads = actor.__ray_call__.remote(
@@ -27,11 +28,6 @@ def test_nothing_before_the_first_timed_call(observed, start) -> None:
     )
     assert [name for name in ray.get(threads) if name.startswith("otel-grpo")] == []
     assert observed.lines(actor) == []
-
-
-def test_one_thread(observed, start) -> None:
-    """Lines in the order of the calls, each around what the worker itself noted."""
-    actor = start(Timed)
     assert ray.get([actor.step.remote(n) for n in range(3)]) == [1, 2, 3]
     inside = ray.get(actor.__ray_call__.remote(lambda self: __import__("time").perf_counter_ns()))
     calls = observed.calls(actor, 3)
@@ -143,12 +139,11 @@ def test_without_a_carrier(observed, shared, carried) -> None:
     assert "rl.loop.iteration" not in told
 
 
-def test_memory(observed, start) -> None:
+def test_memory(observed, shared) -> None:
     """A reading at the end of a call that wants one: of this process, after the call."""
-    actor = start(Timed)
+    actor = shared(Timed)
     ray.get(actor.measured.remote())
-    (call,) = observed.calls(actor, 1)
-    assert call.method == "renamed"
+    (call,) = observed.calls(actor, 1, "renamed")
     (line,) = observed.memory(actor, 1)
     (instant,) = line.memory.instant
     assert instant >= call.end_ns
@@ -157,9 +152,9 @@ def test_memory(observed, start) -> None:
     assert line.memory.process_rss[0] > 2**20
 
 
-def test_exceptions_are_as_without_us(observed, start) -> None:
+def test_exceptions_are_as_without_us(observed, shared) -> None:
     """What reaches the driver is of the same type, with the same arguments and the same last line."""
-    plain, timed = start(Plain), start(Timed)
+    plain, timed = shared(Plain), shared(Timed)
     errors = []
     for call in (plain.fail, timed.fails):
         with pytest.raises(Failure) as caught:
@@ -173,9 +168,22 @@ def test_exceptions_are_as_without_us(observed, start) -> None:
         with_us.args == without.args
         or str(with_us).splitlines()[-1] == (str(without).splitlines()[-1])
     )
-    (call,) = observed.calls(timed, 1)
+    (call,) = observed.calls(timed, 1, "fails")
     assert call.error
-    (span,) = observed.spans(timed, 1)
+    (span,) = observed.spans(timed, 1, "rl.worker.fails")
     assert span["status"] == {"code": 2}
     assert attributes(span)["error.type"] == "Failure"
     assert "prompt" not in str(span) + str(observed.lines(timed))
+
+
+def test_task(observed) -> None:
+    """A timed function that is a task: its process is a worker that has no actor."""
+    assert ray.get(ray.remote(num_cpus=0)(reward).remote("abc")) == 3
+
+    def found() -> list[list[Any]]:
+        files = (observed.run.path / "workers").glob("task-*.jsonl")
+        return [lines for file in files if len(lines := observed.read(file)) > 1]
+
+    until(found)
+    ((joined, call),) = found()
+    assert (joined.role, joined.actor_id, call.method) == ("task", None, "reward")

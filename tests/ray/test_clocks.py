@@ -42,10 +42,10 @@ def test_this_machine_is_known_exactly(observed, shared, measured) -> None:
     assert measured == []
 
 
-def test_an_actor_that_is_gone(observed, measured, monkeypatch) -> None:
+def test_an_actor_that_is_gone(observed, shared, measured, monkeypatch) -> None:
     """It is counted, and the next one is measured."""
     monkeypatch.setattr(observed.run.guard, "strict", False)
-    gone, here = ray.remote(num_cpus=0)(Plain).remote(), ray.remote(num_cpus=0)(Timed).remote()
+    gone, here = ray.remote(num_cpus=0)(Plain).remote(), shared(Timed)
     ray.kill(gone)
     otel_grpo.ray.measure_clocks(observed.run, [gone, here], always=True)
     assert [line.name for line in measured] == [observed.joined(here).name]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -12,14 +9,12 @@ import msgspec
 import pytest
 import ray
 from actors import Timed
-from conftest import HERE, INIT, until
+from conftest import HERE, until
 from plain_actors import Plain
 
 import otel_grpo.ray
-from otel_grpo.audit import audit
 from otel_grpo.ray import joining
-from otel_grpo.records import reader
-from otel_grpo.records.model import Call, Joined, Left, Ranks, RolloutRecord, WorkerLine
+from otel_grpo.records.model import Call, Joined, Left, WorkerLine
 from otel_grpo.records.worker_dir import WorkerDir
 
 
@@ -124,57 +119,3 @@ def test_directory_that_is_not_shared(tmp_path, caplog) -> None:
     assert not list((tmp_path / "run" / "workers").glob("policy-1*"))
     found = joining._find({**belongs, "run_id": "other"}, "policy-1", threading.Event())
     assert found == WorkerDir(tmp_path / "run", "other", 2)
-
-
-TRAINER = """
-import sys
-import ray, otel_grpo, otel_grpo.ray
-from actors import Timed
-
-otel_grpo.ray.instrument()
-with otel_grpo.start_run(sys.argv[1], trainer="test") as run:
-    # As a trainer calls it, with a hook that its workers import.
-    ray.init(**INIT, runtime_env={"worker_process_setup_hook": "their_hooks.hook"})
-    actor = ray.remote(Timed).remote()
-    with run.iteration() as it, it.phase("policy_train"):
-        assert ray.get(actor.step.remote(1)) == 2
-    # Ray waits for the workers' output, but nobody calls ray.shutdown.
-    print(ray.get(actor.__ray_call__.remote(lambda self: __import__("os").environ["THEIR_HOOK"])))
-"""
-
-
-def test_driver_that_never_shuts_ray_down(tmp_path) -> None:
-    """A script that just ends, and whose trainer starts Ray itself with a hook of its own."""
-    (tmp_path / "their_hooks.py").write_text(
-        "import os\ndef hook():\n    os.environ['THEIR_HOOK'] = 'by name'\n"
-    )
-    path = tmp_path / "run"
-    done = subprocess.run(
-        [sys.executable, "-c", f"INIT = {INIT!r}\n{TRAINER}", path],
-        env={**os.environ, "PYTHONPATH": f"{HERE}:{tmp_path}"},
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "by name" in done.stdout
-    files = {file.name.partition("-")[0]: file for file in (path / "workers").iterdir()}
-    assert set(files) == {"driver", "Timed"}
-    joined, call = (
-        msgspec.json.decode(line, type=WorkerLine)
-        for line in files["Timed"].read_bytes().splitlines()[:2]
-    )
-    assert isinstance(joined, Joined)
-    # The driver's record has the call, under the number of its worker.
-    (record,) = (
-        line.value
-        for line in reader.read_records(path)
-        if isinstance(line, reader.Whole) and isinstance(line.value, RolloutRecord)
-    )
-    assert record.attributes.workers == {"step": {"1": [call.end_ns - call.start_ns]}}
-    assert record.attributes.ranks == Ranks(2, 2, [])
-    (process,) = reader.read_run_file(path).attempts[0].processes
-    assert (process.rank, process.name, process.pid) == (1, joined.name, joined.pid)
-    assert reader.read_summary(path).status == "completed"
-    assert audit(path).exit_status == 0

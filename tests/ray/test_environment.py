@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
-from conftest import HERE, INIT
 from ray.runtime_env import RuntimeEnv
 
 import otel_grpo
@@ -133,47 +130,3 @@ def test_ray_init_before_a_run(given, monkeypatch, caplog) -> None:
     ray.init(num_cpus=1)
     assert given == [{"args": (), "num_cpus": 1}]
     assert "no run was started before ray.init" in caplog.text
-
-
-TRACED = """
-import sys
-import ray, otel_grpo, otel_grpo.ray
-from actors import Timed
-
-with otel_grpo.start_run(sys.argv[1], trainer="test") as run:
-    env = otel_grpo.ray.runtime_env(run)
-    ray.init(**INIT, runtime_env=env, _tracing_startup_hook="rays_tracing:start")
-    actor = ray.remote(Timed).remote()
-    with run.iteration():
-        assert ray.get(actor.step.remote(1)) == 2
-        assert ray.get(actor.carried.remote(1, _otel=run.carrier())) == 1
-        assert ray.get(actor.two.remote()) == [1, 2]
-    del actor
-    ray.shutdown()
-"""
-
-
-def test_rays_own_tracing(tmp_path) -> None:
-    """It makes a span of each call, so we make none; the calls stay lines, and it is said."""
-    (tmp_path / "rays_tracing.py").write_text(
-        "def start():\n"
-        "    from opentelemetry import trace\n"
-        "    from opentelemetry.sdk.trace import TracerProvider\n"
-        "    trace.set_tracer_provider(TracerProvider())\n"
-    )
-    path = tmp_path / "run"
-    done = subprocess.run(
-        [sys.executable, "-c", f"INIT = {INIT!r}\n{TRACED}", path],
-        env={**os.environ, "PYTHONPATH": f"{HERE}:{tmp_path}"},
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    (file,) = (path / "workers").glob("Timed-*")
-    lines = [json.loads(line) for line in file.read_bytes().splitlines()]
-    methods = [line["method"] for line in lines if line["kind"] == "call"]
-    assert methods == ["step", "carried", "two"]
-    assert list((path / "spans").glob("Timed-*")) == []
-    assert done.stderr.count("Ray's own tracing makes spans") == 1

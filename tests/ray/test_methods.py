@@ -23,7 +23,7 @@ def test_plain_class(observed, start) -> None:
     assert observed.joined(actor).role == "Plain"
 
 
-def test_class_of_ray(observed, start) -> None:
+def test_class_of_ray(observed) -> None:
     """What `ray.remote` made of a class, with Ray's own check of the arguments."""
 
     @ray.remote(num_cpus=0)
@@ -35,20 +35,20 @@ def test_class_of_ray(observed, start) -> None:
             return 1
 
     assert otel_grpo.ray.time_methods(Local, ["add"], carrier=True) is Local
-    actor = start(Local)
+    actor = Local.options(name="named").remote()
     assert ray.get(actor.add.remote(1, _otel={})) == 2
     assert ray.get(actor.other.remote()) == 1
     (call,) = observed.calls(actor, 1)
     assert call.method == "add"
+
     # A handle that another process looks up checks by the same signature.
-    named = Local.options(name="named").remote()
 
     @ray.remote(num_cpus=0)
     def elsewhere() -> int:
         return ray.get(ray.get_actor("named").add.remote(5, _otel={}))
 
     assert ray.get(elsewhere.remote()) == 6
-    ray.kill(named)
+    ray.kill(actor)
 
 
 def test_too_late_and_missing(observed, start, caplog) -> None:
