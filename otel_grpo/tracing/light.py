@@ -1,11 +1,12 @@
-"""Spans for our files alone: all that a phase costs the training thread is a few small objects.
+"""Spans for our files alone: what a phase costs the training thread is its row in the account.
 
 An SDK span is made for samplers, limits and exporters, and costs some six times as much. Here the
-rest of the work, from the mapping of attributes to the line of ``spans/``, is the writer's thread's.
+span of a phase is made by the writer's thread when the phase is over, or where somebody asks for it.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.sdk.trace import Event, ReadableSpan
@@ -14,7 +15,7 @@ from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode, Tra
 
 from otel_grpo import semconv
 from otel_grpo._version import __version__
-from otel_grpo.tracing import lanes
+from otel_grpo.tracing import lanes, sanitize
 from otel_grpo.tracing.account import Row
 from otel_grpo.tracing.ids import GENERATOR
 from otel_grpo.tracing.otlp_json import encode
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from otel_grpo.core.clock import Clock
     from otel_grpo.tracing.account import Account
-    from otel_grpo.tracing.spans import Parent
+    from otel_grpo.tracing.spans import Ended, Parent
 
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _UNSET = Status(StatusCode.UNSET)
@@ -35,80 +36,81 @@ _SCOPE = InstrumentationScope(semconv.SCOPE, __version__)
 
 
 class LightSpan(Span):
-    """An OpenTelemetry span that no sampler, limit or exporter sees. `LightSpans` makes it."""
+    """An OpenTelemetry span that no sampler, limit or exporter sees.
+
+    Args:
+        row: its interval; one without a phase is no part of the account.
+        remote: its parent is a span of another process.
+        given, common: attributes, see `spans.StartSpan`.
+    """
 
     __slots__ = (
-        "_common", "_events", "_given", "_later", "_links", "_maker", "_name", "_parent_id",
-        "_start_ns", "end_ns", "phase", "span_id", "status", "trace_id",
+        "_common", "_events", "_given", "_later", "_links", "_maker", "_name", "_remote", "_status",
+        "row", "trace_id",
     )  # fmt: skip
 
     def __init__(
         self,
         maker: LightSpans,
         trace_id: int,
-        span_id: int,
-        parent_id: int | None,
+        row: Row,
         name: str,
         common: Mapping[str, Any],
-        start_ns: int,
-        phase: str | None,
-        given: Mapping[str, Any] | None,
-        links: Sequence[Link],
+        given: Mapping[str, Any] | None = None,
+        links: Sequence[Link] = (),
+        *,
+        remote: bool = False,
     ) -> None:
         self.trace_id = trace_id
-        self.span_id = span_id
-        self.phase = phase
-        self.end_ns: int | None = None
-        self.status = _UNSET
+        self.row = row
         self._maker = maker
-        self._parent_id = parent_id
         self._name = name
-        self._start_ns = start_ns
         self._common = common
         self._given = given
-        self._later: Mapping[str, Any] | None = None  # what was set while it was open
         self._links = links
+        self._remote = remote
+        self._later: Mapping[str, Any] = {}  # what was set while it was open
         self._events: tuple[Event, ...] = ()
+        self._status = _UNSET
 
     def end(self, end_time: int | None = None) -> None:
-        if self.end_ns is None:
-            self.end_ns = self._maker.clock.now() if end_time is None else end_time
-            self._maker.ended(self)
+        if self.row.end is None:
+            self._maker.ended(self, self._maker.clock.now() if end_time is None else end_time)
 
     def get_span_context(self) -> SpanContext:
-        return self._context(self.span_id)
+        return self._context(self.row.id)
 
     def is_recording(self) -> bool:
-        return self.end_ns is None
+        return self.row.end is None
 
     def set_attribute(self, key: str, value: Any) -> None:
         self.set_attributes({key: value})
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
-        if self.end_ns is None:
+        if self.row.end is None:
             # A new dict each time: another thread may be reading the last one.
-            self._later = {**(self._later or {}), **self._maker.clean(attributes)}
+            self._later = {**self._later, **self._maker.clean(attributes)}
 
     def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
         """As in the SDK, OK is final. The description, often an exception's text, is not kept."""
         code = status.status_code if isinstance(status, Status) else status
-        final = self.status.status_code is StatusCode.OK or code is StatusCode.UNSET
-        if self.end_ns is None and not final:
-            self.status = Status(code)
+        final = self._status.status_code is StatusCode.OK or code is StatusCode.UNSET
+        if self.row.end is None and not final:
+            self._status = Status(code)
 
     def update_name(self, name: str) -> None:
-        if self.end_ns is None:
+        if self.row.end is None:
             self._name = name
 
     def add_event(
         self, name: str, attributes: Mapping[str, Any] | None = None, timestamp: int | None = None
     ) -> None:
-        if self.end_ns is None:
+        if self.row.end is None:
             at = self._maker.clock.now() if timestamp is None else timestamp
             self._events += (Event(name, self._maker.clean(attributes or {}), at),)
 
     def add_link(self, context: SpanContext, attributes: Mapping[str, Any] | None = None) -> None:
-        if self.end_ns is None and context.is_valid:
+        if self.row.end is None and context.is_valid:
             self._links = (*self._links, Link(context, self._maker.clean(attributes or {})))
 
     def record_exception(
@@ -122,36 +124,31 @@ class LightSpan(Span):
         told = {"exception.type": type(exception).__qualname__, "exception.escaped": str(escaped)}
         self.add_event("exception", {**told, **(attributes or {})}, timestamp)
 
-    def own_attributes(self) -> Mapping[str, Any]:
-        """Those that only this span has: given at its start, and set since."""
-        given, later = self._given or {}, self._later
-        return {**given, **later} if later else given
+    def flags(self) -> int:
+        """What its row says of it once it is over."""
+        return flags_at_end(self._status.status_code, {**(self._given or {}), **self._later})
 
     def readable(self) -> ReadableSpan:
         """What exporters and the encoder of lines take, as the SDK's tracer would have made it."""
-        phase = {} if self.phase is None else {semconv.PHASE: self.phase}
+        row = self.row
+        given = self._maker.clean(self._given) if self._given else {}
+        phase = {semconv.PHASE: row.phase} if row.phase else {}
         return ReadableSpan(
             self._name,
-            context=self.get_span_context(),
-            parent=None if self._parent_id is None else self._context(self._parent_id),
+            context=self._context(row.id),
+            parent=None if row.parent is None else self._context(row.parent, remote=self._remote),
             resource=self._maker.resource,
-            attributes={
-                **(self._given or {}),
-                **self._maker.found,
-                **self._common,
-                **phase,
-                **(self._later or {}),
-            },
+            attributes={**given, **self._maker.found, **self._common, **phase, **self._later},
             events=self._events,
             links=self._links,
-            status=self.status,
-            start_time=self._start_ns,
-            end_time=self.end_ns,
+            status=self._status,
+            start_time=row.start,
+            end_time=row.end,
             instrumentation_scope=_SCOPE,
         )
 
-    def _context(self, span_id: int) -> SpanContext:
-        return SpanContext(self.trace_id, span_id, is_remote=False, trace_flags=_SAMPLED)
+    def _context(self, span_id: int, *, remote: bool = False) -> SpanContext:
+        return SpanContext(self.trace_id, span_id, is_remote=remote, trace_flags=_SAMPLED)
 
 
 class LightSpans:
@@ -172,6 +169,7 @@ class LightSpans:
         clean: Callable[[Mapping[str, Any]], dict[str, Any]],
     ) -> None:
         self.live = True
+        self.lock = threading.RLock()
         self.clock = clock
         self.resource = resource
         self.clean = clean
@@ -192,32 +190,57 @@ class LightSpans:
     ) -> LightSpan:
         """A span that has started; see `spans.StartSpan`."""
         above = None if parent is None else parent.span
-        parent_id = None
+        remote = False
         if above is None:
-            trace_id = GENERATOR.generate_trace_id()
-        elif isinstance(above, LightSpan):
-            trace_id, parent_id = above.trace_id, above.span_id
-        else:  # in a shared provider
-            context = above.get_span_context()
-            trace_id, parent_id = context.trace_id, context.span_id
-        span_id = GENERATOR.generate_span_id()
-        if phase is not None:
-            flags = flags_at_start(given) if given else 0
-            row = Row(span_id, parent_id, phase, start_ns, None, lanes.current(), flags)
-            self._account.start(row)
-        return LightSpan(
-            self, trace_id, span_id, parent_id, name, common, start_ns, phase, given, links
+            trace_id, parent_id = GENERATOR.generate_trace_id(), None
+        else:
+            trace_id, parent_id = ids_of(above)
+            remote = not isinstance(above, LightSpan) and above.get_span_context().is_remote
+        given = self.settled(given) if given else None
+        if phase is None:
+            row = Row(GENERATOR.generate_span_id(), parent_id, "", start_ns, None, 0, 0)
+        else:
+            row = self.row(phase, parent_id, start_ns, given)
+        return LightSpan(self, trace_id, row, name, common, given, links, remote=remote)
+
+    def row(
+        self, phase: str, parent_id: int | None, start_ns: int, given: Mapping[str, Any] | None
+    ) -> Row:
+        """The row of a phase that has started, on the calling lane, in the account."""
+        flags = flags_at_start(given) if given else 0
+        row = Row(
+            GENERATOR.generate_span_id(), parent_id, phase, start_ns, None, lanes.current(), flags
         )
+        self._account.open[row.id] = row
+        return row
 
-    def ended(self, span: LightSpan) -> None:
-        if not self.live:
-            return
-        if span.phase is not None:
-            flags = flags_at_end(span.status.status_code, span.own_attributes())
-            self._account.end(span.span_id, span.end_ns or 0, flags)
-        self._write(span)
+    def settled(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Attributes that a user gave, safe from what he does to them next.
+
+        Plain values can't change: they are cleaned by the writer's thread.
+        """
+        if type(given) is dict and sanitize.PLAIN.issuperset(map(type, given.values())):
+            return given.copy()
+        return self.clean(given)
+
+    def ended(self, span: LightSpan, end_ns: int) -> None:
+        """One that is not ended by its phase."""
+        row = span.row
+        if self.live and row.phase:
+            self._account.end(row.id, end_ns, span.flags())
+        row.end = end_ns
+        if self.live:
+            self._write(span)
 
 
-def encode_spans(spans: Iterable[ReadableSpan | LightSpan]) -> bytes:
+def ids_of(span: Span) -> tuple[int, int]:
+    """Its trace's and its own."""
+    if isinstance(span, LightSpan):
+        return span.trace_id, span.row.id
+    context = span.get_span_context()
+    return context.trace_id, context.span_id
+
+
+def encode_spans(spans: Iterable[ReadableSpan | Ended]) -> bytes:
     """One line of ``spans/``, without its line end."""
-    return encode(span.readable() if isinstance(span, LightSpan) else span for span in spans)
+    return encode(span if isinstance(span, ReadableSpan) else span.readable() for span in spans)

@@ -17,7 +17,7 @@ from otel_grpo.records.writer import STALL_S, Writer
 from otel_grpo.tracing import lifecycle
 from otel_grpo.tracing.evidence import DeviceRoles, UpdateDraft
 from otel_grpo.tracing.guard import logger, tell
-from otel_grpo.tracing.light import LightSpan, encode_spans
+from otel_grpo.tracing.light import encode_spans
 from otel_grpo.tracing.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from otel_grpo.records.rundir import RunDir
     from otel_grpo.tracing.guard import Guard
     from otel_grpo.tracing.peers import Peers
+    from otel_grpo.tracing.spans import Ended
     from otel_grpo.tracing.window import ClosedWindow, Window
 
 T = TypeVar("T")
@@ -103,6 +104,7 @@ class Output:
             tick=self.tick,
             tick_s=SUMMARY_TICK_S,
         )
+        self.span: Callable[[ReadableSpan | Ended], bool] = partial(self.writer.put, "spans")
         self._recorder.head = None if directory is None else directory.prev
 
     @property
@@ -126,9 +128,6 @@ class Output:
         self.writer.start()
         if self.path is not None:
             tell(f"recording to {self.path}")
-
-    def span(self, span: ReadableSpan | LightSpan) -> None:
-        self.writer.put("spans", span)
 
     def read_peers(self, peers: Peers) -> None:
         """The job has other processes; before the first window closes."""
@@ -162,7 +161,7 @@ class Output:
         self.writer.put("metrics_raw", record, held=True)
 
     def flat(self, scalars: dict[str, Any]) -> None:
-        self.writer.put("metrics", msgspec.json.encode(scalars))
+        self.writer.put("metrics", partial(msgspec.json.encode, scalars))
 
     def worker(self, line: WorkerLine) -> None:
         self.writer.put("workers", line)

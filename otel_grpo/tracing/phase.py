@@ -13,14 +13,19 @@ from otel_grpo import semconv
 from otel_grpo.records.model import ERROR
 from otel_grpo.tracing import sanitize
 from otel_grpo.tracing.guard import ApiError
+from otel_grpo.tracing.light import LightSpan, ids_of
+from otel_grpo.tracing.spans import flags_at_end, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
     from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import ReadableSpan
 
+    from otel_grpo.tracing.account import Row
     from otel_grpo.tracing.run import Run
+    from otel_grpo.tracing.window import Window
 
 # Our nesting, apart from OpenTelemetry's current span: the user's own spans must not become
 # children of spans that his back end never gets.
@@ -31,7 +36,7 @@ class Phase:
     """Context manager; `start` and `stop` do the same where a block does not fit.
 
     Start and stop may lie in different threads or contexts; the interval belongs to the lane that
-    started it. `span` is its OpenTelemetry span while it is open, else None.
+    started it. A phase is one interval: it can't be started again.
     """
 
     __slots__ = (
@@ -41,9 +46,12 @@ class Phase:
         "_parent",
         "_previous",
         "_refused",
+        "_row",
         "_run",
+        "_span",
+        "_window",
         "name",
-        "span",
+        "open",
         "start_ns",
     )  # fmt: skip
 
@@ -58,10 +66,13 @@ class Phase:
     ) -> None:
         self.name = name
         self.start_ns = start_ns
+        self.open = False
         self._run = run
         self._attributes = attributes
         self._parent = parent
-        self.span: Span | None = None
+        self._window: Window | None = None
+        self._row: Row | None = None  # of the span that is made when somebody needs it
+        self._span: Span | None = None
         self._refused = False
         self._context: Context | None = None
         self._previous: Phase | None = None
@@ -76,8 +87,14 @@ class Phase:
         self.stop(error)
 
     @property
-    def open(self) -> bool:
-        return self.span is not None
+    def span(self) -> Span | None:
+        """The OpenTelemetry span while the phase is open."""
+        if not self.open:
+            return None
+        with self._run.light.lock:  # two threads get the same one
+            if self._span is None:
+                self._span = self._light_span()
+            return self._span
 
     @property
     def context(self) -> Context:
@@ -88,13 +105,26 @@ class Phase:
             self._context = set_span_in_context(self.span, base)
         return self._context
 
+    @property
+    def ids(self) -> tuple[int, int] | None:
+        """Trace and span while the phase is open."""
+        if not self.open:
+            return None
+        if self._row is not None and self._window is not None:
+            return self._window.ids[0], self._row.id
+        return None if self._span is None else ids_of(self._span)
+
     def start(self) -> Phase:
         entered = perf_counter_ns()
         run = self._run
         if not run.live:
             return self
         try:
-            self._start(run, entered)
+            window = run.window
+            if window is None or self._window is not None:
+                self._refuse(run, window)
+            else:
+                self._start(run, window, entered)
         except ApiError:
             raise
         except Exception as error:
@@ -112,69 +142,114 @@ class Phase:
         if not run.live:
             return
         try:
-            self._stop(run, error, run.clock.at(entered) if end_ns is None else self._end(end_ns))
+            if self.open:
+                self._stop(run, error, run.clock.at(entered) if end_ns is None else end_ns)
+            elif not self._refused:
+                run.guard.misuse("phase_closed", f"phase {self.name!r} is not open")
         except ApiError:
             raise
         except Exception as fault:
             run.guard.fault("phase.stop", fault)
         run.self_ns += perf_counter_ns() - entered
 
-    def _start(self, run: Run, entered: int) -> None:
-        window = run.window
-        if window is None:
-            self._refused = True
-            run.guard.misuse("phase_outside", f"phase {self.name!r} outside an iteration")
-            return
-        if self.span is not None:
-            run.guard.misuse("phase_twice", f"phase {self.name!r} was started twice")
-            return
+    def readable(self) -> ReadableSpan:
+        """The span of a phase that is over, for the writer's thread."""
+        span = self._span or self._light_span()
+        assert isinstance(span, LightSpan)
+        return span.readable()
+
+    def _start(self, run: Run, window: Window, entered: int) -> None:
         previous = current_phase(run)
         parent = self._parent
-        if parent is None or parent._run is not run or parent.span is None:
+        if parent is None or parent._run is not run or not parent.open:
             parent = previous
-        span_name = semconv.SPAN_OF_PHASE.get(self.name)
-        if span_name is None:
+        if self.name not in semconv.SPAN_OF_PHASE:
             self.name = sanitize.label(self.name)
-            span_name = f"rl.{self.name}"
-        given = run._attributes(self._attributes) if self._attributes else None
         if self.start_ns is None:
             self.start_ns = run.clock.at(entered)
-        else:
+        elif type(self.start_ns) is not int:
             self.start_ns = run._instant("phase_start", self.start_ns)
-        self.span = run.start_span(
-            span_name, parent or window, window.attributes, self.start_ns, self.name, given
-        )
+        if run.shared:
+            self._span = run.start_span(
+                name_of(self.name),
+                parent or window,
+                window.attributes,
+                self.start_ns,
+                self.name,
+                self._attributes,
+            )
+        else:
+            if self._attributes:
+                self._attributes = run.light.settled(self._attributes)
+            above = window.ids[1] if parent is None or parent._row is None else parent._row.id
+            self._row = run.light.row(self.name, above, self.start_ns, self._attributes)
+        self._window = window
         self._previous = previous
+        self.open = True
         _current.set(self)
         if run.shared:
             self._outside = otel_context.get_current()
             otel_context.attach(self.context)
 
+    def _refuse(self, run: Run, window: Window | None) -> None:
+        if window is None:
+            self._refused = True
+            run.guard.misuse("phase_outside", f"phase {self.name!r} outside an iteration")
+        else:
+            run.guard.misuse("phase_twice", f"phase {self.name!r} was started twice")
+
     def _stop(self, run: Run, error: BaseException | None, end_ns: int) -> None:
-        span, self.span = self.span, None
-        if span is None:
-            if not self._refused:
-                run.guard.misuse("phase_closed", f"phase {self.name!r} is not open")
-            return
-        if error is not None:
+        if type(end_ns) is not int or end_ns < (self.start_ns or 0):
+            end_ns = self._end(end_ns)
+        if error is not None and (span := self.span) is not None:
             mark_failed(span, error)
+        self.open = False
+        try:
+            if (row := self._row) is None:
+                self._end_shared(run, end_ns, error)
+            elif row.end is None:  # else its user ended the span himself
+                run.account.end(row.id, end_ns, self._flags())
+                run.output.span(self)
+        finally:
+            self._leave()
+
+    def _end_shared(self, run: Run, end_ns: int, error: BaseException | None) -> None:
+        span, self._span = self._span, None
+        assert span is not None
         try:
             span.end(end_time=end_ns)
         except Exception:
-            # Another processor of a shared provider failed, and ours may not have heard of the end.
-            run.account.end(span.get_span_context().span_id, end_ns, ERROR if error else 0)
+            # Another processor failed, and ours may not have heard of the end.
+            run.account.end(ids_of(span)[1], end_ns, ERROR if error else 0)
             raise
-        finally:
-            self._leave()
 
     def _leave(self) -> None:
         # In another thread or context than the start's there is nothing to restore; and phases need
         # not end in the order that tokens of context variables would demand.
         if self._outside is not None and otel_context.get_current() is self._context:
             otel_context.attach(self._outside_of_open())
-        self._previous = _innermost_open(self._previous)
+        while (before := self._previous) is not None and not before.open:
+            self._previous = before._previous
         if _current.get() is self:
             _current.set(self._previous)
+
+    def _flags(self) -> int:
+        if isinstance(self._span, LightSpan):
+            return self._span.flags()
+        return flags_at_end(StatusCode.UNSET, self._attributes) if self._attributes else 0
+
+    def _light_span(self) -> LightSpan:
+        window, row = self._window, self._row
+        assert window is not None
+        assert row is not None
+        return LightSpan(
+            self._run.light,
+            window.ids[0],
+            row,
+            name_of(self.name),
+            window.attributes,
+            self._attributes,
+        )
 
     def _end(self, given_ns: int) -> int:
         end = self._run._instant("phase_end", given_ns)
@@ -195,14 +270,10 @@ class Phase:
 
 def current_phase(run: Run) -> Phase | None:
     """The innermost open phase of the run in the running context."""
-    phase = _innermost_open(_current.get())
-    return phase if phase is not None and phase._run is run else None
-
-
-def _innermost_open(phase: Phase | None) -> Phase | None:
-    while phase is not None and phase.span is None:
+    phase = _current.get()
+    while phase is not None and not phase.open:
         phase = phase._previous
-    return phase
+    return phase if phase is not None and phase._run is run else None
 
 
 def mark_failed(span: Span, error: BaseException) -> None:

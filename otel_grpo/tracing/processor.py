@@ -40,7 +40,8 @@ class AccountProcessor(SpanProcessor):
         try:
             attributes = attributes_of(span)
             if (phase := attributes.get(semconv.PHASE)) is not None:
-                self._account.start(_row(span, phase, attributes))
+                row = _row(span, phase, attributes)
+                self._account.open[row.id] = row
         except Exception as error:
             self._guard.fault("processor.on_start", error)
 
@@ -69,11 +70,11 @@ class AccountProcessor(SpanProcessor):
     def _account_end(self, span: ReadableSpan, phase: Any, attributes: Mapping[str, Any]) -> None:
         end = span.end_time or 0
         flags = flags_at_end(span.status.status_code, attributes)
-        if self._account.end(span.context.span_id, end, flags) is None:
+        if not self._account.end(span.context.span_id, end, flags):
             # The phase was set after the start.
             row = _row(span, phase, attributes)
-            row.end, row.flags = end, row.flags | flags
-            self._account.add(row)
+            self._account.open[row.id] = row
+            self._account.end(row.id, end, flags)
 
 
 def _row(span: ReadableSpan, phase: Any, attributes: Mapping[str, Any]) -> Row:

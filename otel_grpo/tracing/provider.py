@@ -97,11 +97,8 @@ class Tracers:
     ) -> Span:
         """A span that is recorded whatever the sampler of the shared provider says."""
         # Ours last: they win, and a limit of the provider drops the first ones.
-        attributes = {
-            **(given or {}),
-            **common,
-            **({} if phase is None else {semconv.PHASE: phase}),
-        }
+        own = self.light.clean(given) if given else {}
+        attributes = {**own, **common, **({} if phase is None else {semconv.PHASE: phase})}
         span = self._tracer.start_span(
             name,
             Context() if parent is None else parent.context,

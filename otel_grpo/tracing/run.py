@@ -10,7 +10,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.trace import Link, Span
+from opentelemetry.trace import Link
 
 from otel_grpo import semconv
 from otel_grpo.core.atomic import at_once
@@ -30,6 +30,7 @@ from otel_grpo.tracing.evidence import UpdateDraft
 from otel_grpo.tracing.guard import ApiError, Guard, logger
 from otel_grpo.tracing.handover import Handover
 from otel_grpo.tracing.iteration import Iteration
+from otel_grpo.tracing.light import ids_of
 from otel_grpo.tracing.output import Output, Sources
 from otel_grpo.tracing.phase import Phase, current_phase, mark_failed
 from otel_grpo.tracing.provider import Tracers
@@ -104,6 +105,7 @@ class Run:
         self.output = output
         self.handover = Handover(output, holds=not alone, waits=rank == 0)
         self.shared = tracers.shared
+        self.light = tracers.light
         self.start_span = tracers.start
         self.tracer_provider = tracers.provider
         self._tracers = tracers
@@ -349,7 +351,7 @@ class Run:
         attributes = {**self._common, semconv.ITERATION: number}
         span = self.start_span(semconv.SPAN_LOOP, None, attributes, start, links=self._links)
         self.account.begin(start)
-        return Window(number, start, lanes.current(), span, attributes)
+        return Window(number, start, lanes.current(), span, ids_of(span), attributes)
 
     def _close_window(
         self,
@@ -412,8 +414,7 @@ class Run:
         return False
 
     def _update_ends(self, update: Update, error: BaseException | None) -> None:
-        phase = update.phase
-        span = phase.span
+        phase, ids = update.phase, update.phase.ids
         with self._event("update", self.window) as window:
             end = update.end_ns = self.clock.now()
             phase.stop(error, end)
@@ -429,14 +430,19 @@ class Run:
                 count = pending
             mark = self.ledger.mark()
             try:
-                self.handover.draft = self._count_update(update, window, span, end, count)
+                self.handover.draft = self._count_update(update, window, ids, end, count)
             except BaseException:  # an interrupt: the window's record and the update's agree
                 self.handover.draft = None
                 self.ledger.back_to(mark)
                 raise
 
     def _count_update(
-        self, update: Update, window: Window, span: Span | None, end: int, count: int
+        self,
+        update: Update,
+        window: Window,
+        ids: tuple[int, int] | None,
+        end: int,
+        count: int,
     ) -> UpdateDraft:
         visits = self.ledger.take(count)
         named = sum(len(visit.indices) for visit in visits)
@@ -445,15 +451,14 @@ class Run:
             start, end, count, update.nominal, update.status, update.reason, update.ranks
         )
         self.handover.cover(event.step)
-        context = None if span is None else span.get_span_context()
         return UpdateDraft(
             iteration=window.iteration,
             event=event,
             visits=visits,
             trained=self.ledger.trained.total(visits) if named == count else None,
             rows=self.account.take_training(),
-            trace_id=None if context is None else f"{context.trace_id:032x}",
-            span_id=None if context is None else f"{context.span_id:016x}",
+            trace_id=None if ids is None else f"{ids[0]:032x}",
+            span_id=None if ids is None else f"{ids[1]:016x}",
             scalars={},
             covers=[],
         )
@@ -540,6 +545,8 @@ class Run:
 
     def _instant(self, what: str, given_ns: int | None) -> int:
         """An instant that a user gave in nanoseconds, or now."""
+        if type(given_ns) is int:
+            return given_ns
         checked = self._checked(what, given_ns, _as_instant)
         return self.clock.now() if checked is None else checked
 

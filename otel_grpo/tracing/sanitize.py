@@ -16,7 +16,7 @@ MAX_ITEMS = 128
 _INT64 = 2**63
 _LONGEST_INT = 1023  # bits: beyond is no finite float
 
-_PLAIN = frozenset({bool, int, float, str})
+PLAIN = frozenset({bool, int, float, str})
 _SEQUENCES = (list, tuple, set, frozenset)
 
 Scalar = str | bool | int | float
@@ -27,7 +27,7 @@ def attributes(given: Mapping[str, Any]) -> dict[str, Attribute]:
     """Attributes of a span; None values are left out."""
     return {
         text(key) if type(key) is str else label(key): (
-            scalar(value) if type(value) in _PLAIN else attribute(value)
+            scalar(value) if type(value) in PLAIN else attribute(value)
         )
         for key, value in given.items()
         if value is not None

@@ -30,8 +30,8 @@ class Parent(Protocol):
 class StartSpan(Protocol):
     """Starts a span of ours.
 
-    Attributes are `given` for it alone, `common` to all spans of its window, and its phase; of the
-    same key the last one counts.
+    Attributes are those `given` for it alone, by a user, those `common` to all spans of its window,
+    and its phase; of the same key the last one counts.
     """
 
     def __call__(
@@ -44,6 +44,17 @@ class StartSpan(Protocol):
         given: Mapping[str, Any] | None = None,
         links: Sequence[Link] = (),
     ) -> Span: ...
+
+
+class Ended(Protocol):
+    """What is over, and becomes a span on the writer's thread."""
+
+    def readable(self) -> ReadableSpan: ...
+
+
+def name_of(phase: str) -> str:
+    """Name of the span of a phase."""
+    return semconv.SPAN_OF_PHASE.get(phase) or f"rl.{phase}"
 
 
 def attributes_of(span: ReadableSpan) -> dict[str, Any]:

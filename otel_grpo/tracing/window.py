@@ -71,6 +71,7 @@ class Window:
     start_ns: int
     lane: int
     span: Span
+    ids: tuple[int, int]  # of its trace and its span
     attributes: dict[str, Any]  # of every span in it
     publications: list[Publication] = field(default_factory=list)
     samples: Samples = field(default_factory=Samples)

@@ -15,7 +15,7 @@ from otel_grpo.records.files import errno_name
 from otel_grpo.records.model import Left, Observed
 from otel_grpo.records.writer import BOUNDS, STALL_S, Sink, Writer
 from otel_grpo.tracing.guard import logger
-from otel_grpo.tracing.light import LightSpan, encode_spans
+from otel_grpo.tracing.light import encode_spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from otel_grpo.records.model import Joined, RunStatus, WorkerLine
     from otel_grpo.records.worker_dir import WorkerDir
     from otel_grpo.tracing.guard import Guard
+    from otel_grpo.tracing.spans import Ended
 
 
 class WorkerOutput:
@@ -75,7 +76,7 @@ class WorkerOutput:
         self.writer.put("workers", self._first)
         self.writer.start()
 
-    def span(self, span: ReadableSpan | LightSpan) -> None:
+    def span(self, span: ReadableSpan | Ended) -> None:
         self.writer.put("spans", span)
 
     def worker(self, line: WorkerLine | Callable[[], WorkerLine | None]) -> bool:

@@ -131,6 +131,7 @@ def test_is_a_span_to_other_libraries(clock: FakeClock, provider: TracerProvider
     with recorded_run(clock=clock) as recorded:
         with recorded.run.iteration() as it, it.phase("generation") as phase:
             span = phase.span
+            assert span is phase.span
             assert isinstance(span, trace.Span)
             assert not isinstance(span, ReadableSpan)  # none of the SDK's was made
             assert {span: 1}[span] == 1
@@ -240,3 +241,31 @@ def test_values_that_can_not_be_read(clock: FakeClock) -> None:
     assert {"key": "tensor", "value": named} in ours["attributes"]
     assert ours["events"][0]["attributes"] == [{"key": "tensor", "value": named}]
     assert recorded.summary.observed.errors == {"api.attributes": 1}
+
+
+def test_parent_in_another_process(clock: FakeClock) -> None:
+    """A call that comes with a carrier is that span's child, and the line says that it is remote."""
+    told = {"traceparent": f"00-{REMOTE.trace_id:032x}-{REMOTE.span_id:016x}-01"}
+    with recorded_run(clock=clock) as recorded, recorded.run.iteration():
+        score(_otel=told)  # type: ignore[call-arg]
+        score()
+    remote, ours = (span for span in recorded.spans if span["name"] == "rl.worker.score")
+    assert (remote["traceId"], remote["parentSpanId"]) == (f"{2**127 + 5:032x}", f"{77:016x}")
+    # Of the wire's flags 0x100 says that it is known whether the parent is remote, 0x200 that it is.
+    assert (remote["flags"], ours["flags"]) == (0x301, 0x101)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_phase_is_one_interval(
+    clock: FakeClock, provider: TracerProvider, *, shared: bool
+) -> None:
+    """A phase that is over can't be started again: that is counted, and its interval stays."""
+    options = {"tracer_provider": provider if shared else None, "strict": False}
+    with recorded_run(clock=clock, **options) as recorded, recorded.run.iteration() as it:
+        phase = it.phase("generation")
+        for _ in range(2):
+            with phase:
+                clock.advance(1)
+    (row,) = recorded.rollouts[0].attributes.intervals
+    assert row[4] - row[3] == 10**9
+    assert recorded.summary.observed.errors == {"api.phase_twice": 1, "api.phase_closed": 1}
