@@ -20,6 +20,8 @@ from otel_grpo.records.model import Attempt, Process, RolloutAttributes, TrainAt
 
 _RUN = "run.json"
 _DISAGREE = "ranks.disagree"
+# So many names stand in one finding.
+_FEW = 8
 
 
 class Job:
@@ -238,13 +240,11 @@ class Job:
                 self._findings.add("error", reader.peer.file, line, "iteration", message, iteration)
         timelines = [each for files in self._timelines.values() for each in files]
         unknown = [each.peer.joined.name for each in timelines if not each.clock.known]
-        names = ", ".join(peer.joined.name for peer in self._unlisted)
+        unlisted = [peer.joined.name for peer in self._unlisted]
         for said in (
-            f"{stray} contributions to windows without a record" if stray else "",
-            f"calls and readings not placed, the clock is not known: {', '.join(unknown)}"
-            if unknown
-            else "",
-            f"not in run.json, for the driver never read them: {names}" if names else "",
+            f"{stray} contribution(s) to windows without a record" if stray else "",
+            _listed("calls and readings not placed, the clock is not known", unknown),
+            _listed("not in run.json, for the driver never read them", unlisted),
         ):
             if said:
                 message = f"attempt {self._number}: {said}"
@@ -254,9 +254,17 @@ class Job:
         """After the summary, which may have what came late."""
         where = "they are in the totals" if merged else "`otel-grpo finish` adds them"
         if self.late:
-            message = f"attempt {self._number}: {self.late} contributions are in no record; {where}"
+            message = f"attempt {self._number}: {self.late} contribution(s) in no record; {where}"
             self._findings.add("note", "workers", None, "", message)
         if self._late_lines:
-            message = f"attempt {self._number}: {self._late_lines} calls and readings of workers "
+            message = (
+                f"attempt {self._number}: {self._late_lines} call(s) or reading(s) of workers "
+            )
             message += "came after the records of their windows"
             self._findings.add("note", "workers", None, "", message)
+
+
+def _listed(what: str, names: Sequence[str]) -> str:
+    """Empty where there is none; of very many a few."""
+    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+    return f"{what}: {', '.join(names[:_FEW])}{more}" if names else ""

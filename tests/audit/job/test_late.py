@@ -73,7 +73,7 @@ def test_a_summary_with_late_contributions(spmd, tmp_path):
     report = audit(spmd.write(tmp_path))
     assert wrong(report) == []
     (note,) = [f.message for f in report.findings]
-    assert note == "attempt 1: 1 contributions are in no record; they are in the totals"
+    assert note == "attempt 1: 1 contribution(s) in no record; they are in the totals"
 
 
 @pytest.mark.parametrize("block", sorted(WITH_LATE.keys() - {"ranks"}))

@@ -95,7 +95,7 @@ def test_a_late_call_is_counted(driver, tmp_path):
     report = audit(driver.write(tmp_path))
     assert wrong(report) == []
     (note,) = [f.message for f in report.findings]
-    assert "1 calls and readings of workers came after the records" in note
+    assert "1 call(s) or reading(s) of workers came after the records" in note
 
 
 def test_lines_out_of_order(driver, tmp_path):

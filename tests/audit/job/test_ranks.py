@@ -25,7 +25,7 @@ def test_a_right_job(spmd, tmp_path):
     assert [f for f in report.findings if f.severity != "note"] == []
     assert report.exit_status == 0
     (note,) = notes(report)
-    assert note == "attempt 1: 1 contributions are in no record; `otel-grpo finish` adds them"
+    assert note == "attempt 1: 1 contribution(s) in no record; `otel-grpo finish` adds them"
 
 
 # Rank, its line, the path of a field, its new value; line of the record, field that is named.
@@ -218,7 +218,7 @@ def test_a_window_without_a_record(spmd, tmp_path):
     spmd.others[TWO].insert(4, spmd.others[TWO][3] | {"iteration": 4})
     report = audit(spmd.write(tmp_path))
     assert report.exit_status == 0
-    assert any("1 contributions to windows without a record" in note for note in notes(report))
+    assert any("1 contribution(s) to windows without a record" in note for note in notes(report))
 
 
 def test_a_torn_line_before_the_next_attempt(spmd, tmp_path):
