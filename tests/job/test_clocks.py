@@ -9,11 +9,8 @@ from __future__ import annotations
 import base64
 import json
 import marshal
-import mmap
 import os
 import re
-import shutil
-import struct
 import subprocess
 import sys
 import time
@@ -25,6 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 from click.testing import CliRunner
+from clock_shim.clocks import Clocks, compiled
 from left import Files
 
 import otel_grpo.ray
@@ -45,47 +43,21 @@ from otel_grpo.records.model import (
 from otel_grpo.records.reader import Whole
 from otel_grpo.tracing import lifecycle
 
-HERE = Path(__file__).parent / "clock_shim"
+PROCESS = Path(__file__).parent / "clock_shim" / "process.py"
 SECOND = 10**9
 AHEAD = 11_560_000_000
 SKEW = 1_600_000
 
 
-class Clocks:
-    """The clocks of one process, in nanoseconds from the truth; `drift` in ns a millisecond."""
-
-    def __init__(self, file: Path, wall: int = 0, monotonic: int = 0, drift: int = 0) -> None:
-        self.origin = time.monotonic_ns()
-        self.monotonic, self.drift = monotonic, drift
-        file.write_bytes(struct.pack("4q", wall, monotonic, drift, self.origin))
-        with file.open("r+b") as opened:
-            self._shared = mmap.mmap(opened.fileno(), 0)
-
-    def step(self, wall: int) -> None:
-        """Set the wall clock, at once."""
-        self._shared[:8] = struct.pack("q", wall)
-
-    def truth(self, pair: ClockPair, instant: int) -> int:
-        """The machine's own CLOCK_MONOTONIC at an instant of the process."""
-        told = instant - pair.unix_ns + pair.perf_ns - self.monotonic
-        return (told * 10**6 + self.origin * self.drift) // (10**6 + self.drift)
-
-
 class Child:
     """A process with clocks of its own, that does what it is told."""
 
-    def __init__(
-        self, library: Path, folder: Path, clocks: Clocks, boot: str | None, *arguments: Any
-    ) -> None:
+    def __init__(self, library: Path, clocks: Clocks, *arguments: Any) -> None:
         self.clocks = clocks
-        environment = {"LD_PRELOAD": str(library), "CLOCK_SHIM": str(folder / "clocks")}
-        if boot is not None:
-            (folder / "boot_id").write_text(f"{boot}\n")
-            environment["CLOCK_SHIM_BOOT_ID"] = str(folder / "boot_id")
         role, *rest = arguments
         self._process = subprocess.Popen(
-            [sys.executable, HERE / "process.py", role, *map(json.dumps, rest)],
-            env=os.environ | environment,
+            [sys.executable, PROCESS, role, *map(json.dumps, rest)],
+            env=os.environ | clocks.environment(library),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -149,13 +121,8 @@ class Job:
             self.pair = ClockPair(boot_id(), run.clock.unix_ns, run.clock.perf_ns)
             otel_grpo.ray.runtime_env(run)
             for name, (other, *shift, _) in WORKERS.items():
-                folder = path.parent / name
-                folder.mkdir()
-                clocks = Clocks(folder / "clocks", *shift)
-                boot = name if other else None
-                self.workers[name] = Worker(
-                    library, folder, clocks, boot, "worker", _belongs(run), name
-                )
+                clocks = Clocks(path.parent / name, *shift, boot=name if other else None)
+                self.workers[name] = Worker(library, clocks, "worker", _belongs(run), name)
             for worker in self.workers.values():
                 worker.answer()
             self._measure(run)
@@ -259,13 +226,7 @@ class Job:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("gcc")
-    if compiler is None or sys.platform != "linux":
-        pytest.skip("needs gcc on Linux to make the library that sets clocks")
-    made = tmp_path_factory.mktemp("shim") / "shim.so"
-    options = ("-shared", "-fPIC", "-Wall", "-Werror", "-O1")
-    subprocess.run([compiler, *options, "-o", made, HERE / "shim.c"], check=True)
-    return made
+    return compiled(tmp_path_factory.mktemp("shim"))
 
 
 @pytest.fixture(scope="module")
@@ -381,11 +342,8 @@ def test_wall_clocks_are_set_while_ranks_train(
     path, begun, real = tmp_path / "run", time.monotonic_ns(), time.time_ns()
     ranks = []
     for rank, ahead in enumerate((0, AHEAD)):
-        folder = tmp_path / str(rank)
-        folder.mkdir()
-        clocks = Clocks(folder / "clocks", ahead, ahead)
-        boot = f"rank{rank}" if rank else None
-        ranks.append(Child(library, folder, clocks, boot, "rank", str(path), rank))
+        clocks = Clocks(tmp_path / str(rank), ahead, ahead, boot=f"rank{rank}" if rank else None)
+        ranks.append(Child(library, clocks, "rank", str(path), rank))
         ranks[-1].answer()
     for wall in (-3600 * SECOND, 7200 * SECOND, 0):
         for child in ranks:

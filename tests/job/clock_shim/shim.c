@@ -95,6 +95,13 @@ int pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, const s
     return REAL(pthread_cond_timedwait)(cond, mutex, &end);
 }
 
+int pthread_cond_clockwait(pthread_cond_t *cond, pthread_mutex_t *mutex, clockid_t id,
+                           const struct timespec *at)
+{
+    struct timespec end = later(at, -ahead(id));
+    return REAL(pthread_cond_clockwait)(cond, mutex, id, &end);
+}
+
 static const char *instead_of(const char *path)
 {
     const char *other = getenv("CLOCK_SHIM_BOOT_ID");
