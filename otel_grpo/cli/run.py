@@ -45,8 +45,8 @@ def run(run_dir: Path | None, run_id: str | None, command: tuple[str, ...]) -> N
     train.py`.
 
     Of a job of many ranks there is one directory: `otel-grpo run -- torchrun --nproc-per-node 8
-    train.py`, `srun otel-grpo run -- python train.py`. Where torchrun is started on several nodes by
-    hand, give OTEL_GRPO_LAUNCH the same new value on each, and --run-dir a directory that all see.
+    train.py`, `srun otel-grpo run -- python train.py`. On several nodes --run-dir is a directory that
+    all of them see.
     """
     environment = dict(os.environ)
     _name_the_run(environment, run_dir, run_id)
@@ -68,7 +68,7 @@ def _name_the_run(
 def _name_the_launch(environment: MutableMapping[str, str]) -> None:
     """Tells the ranks of this start, which look for its directory, from those of another one."""
     if not any(environment.get(name) for name in (LAUNCH, *_OF_SEVERAL)):
-        environment[LAUNCH] = os.urandom(8).hex()
+        environment[LAUNCH] = f"drawn-{os.urandom(8).hex()}"
 
 
 def _put_on_path(environment: MutableMapping[str, str]) -> None:

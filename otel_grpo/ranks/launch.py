@@ -15,8 +15,10 @@ from otel_grpo.records.model import Attempt
 from otel_grpo.records.reader import BadInput, read_run_file, read_summary
 from otel_grpo.records.worker_dir import WorkerDir, join_run_dir, own_worker_dir
 
-#: Set afresh by `otel-grpo run`, for all processes below it.
+#: Set afresh by `otel-grpo run`, for all processes below it; or by the user, for all nodes.
 LAUNCH = "OTEL_GRPO_LAUNCH"
+#: How a value begins that `otel-grpo run` drew: on each node another one.
+DRAWN = "drawn-"
 # What is the same in all processes of one start of a job, and another one when it starts again.
 _VARIABLES = (
     LAUNCH,
@@ -38,13 +40,26 @@ RUNS = Path("runs")
 # So many of the newest directories in it are looked at.
 _NEWEST = 20
 
+# This process's trainings before: the next one is another attempt, which rank 0 may not have begun.
+_joined: set[WorkerDir] = set()
+
 logger = logging.getLogger("otel_grpo")
 
 
 def launch_key(environ: Mapping[str, str]) -> str | None:
     """16 hex digits that all processes of one start of a job share; None where nothing tells."""
-    told = "".join(f"{name}={environ[name]}\n" for name in _VARIABLES if environ.get(name))
+    told = "".join(
+        f"{name}={environ[name]}\n"
+        for name in _VARIABLES
+        if environ.get(name) and not (name == LAUNCH and _is_of_one_node(environ))
+    )
     return hashlib.sha256(told.encode()).hexdigest()[:16] if told else None
+
+
+def _is_of_one_node(environ: Mapping[str, str]) -> bool:
+    """Whether the launch was named on this node alone, while others have ranks of the job, too."""
+    drawn = environ[LAUNCH].startswith(DRAWN)
+    return drawn and environ.get("WORLD_SIZE") != environ.get("LOCAL_WORLD_SIZE")
 
 
 def find(asked: Path | None, key: str, started_ns: int, runs: Path = RUNS) -> WorkerDir | None:
@@ -56,8 +71,11 @@ def find(asked: Path | None, key: str, started_ns: int, runs: Path = RUNS) -> Wo
             continue
         for attempt in reversed(run.attempts):
             recent = attempt.started_unix_ns >= started_ns - _EARLIER_NS
-            if attempt.launch == key and recent and not _was_over(path, attempt, started_ns):
-                return join_run_dir(path, run.run_id, attempt.attempt)
+            if attempt.launch != key or not recent or _was_over(path, attempt, started_ns):
+                continue
+            found = join_run_dir(path, run.run_id, attempt.attempt)
+            if found not in _joined:
+                return found
     return None
 
 
@@ -87,6 +105,7 @@ def directory_of_rank(
     while key is not None and looks:
         found = find(asked, key, started_ns, runs)
         if found is not None:
+            _joined.add(found)
             return found
         looks -= 1
         if wait(_PAUSE_S):

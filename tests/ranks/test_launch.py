@@ -78,6 +78,16 @@ def test_the_key_is_that_of_one_start():
     assert launch_key({"RANK": "3", "MASTER_ADDR": ""}) is None
 
 
+def test_what_one_node_drew_is_no_part_of_the_key_of_several():
+    """`otel-grpo run` draws on each node; on one node it tells two starts apart."""
+    several = ENVIRON | {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
+    alone = ENVIRON | {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
+    a, b = {"OTEL_GRPO_LAUNCH": "drawn-1"}, {"OTEL_GRPO_LAUNCH": "drawn-2"}
+    assert launch_key(several | a) == launch_key(several | b)
+    assert launch_key(alone | a) != launch_key(alone | b)
+    assert launch_key(several | {"OTEL_GRPO_LAUNCH": "mine"}) != launch_key(several | a)
+
+
 def test_the_attempt_of_this_start_is_found(make_run, tmp_path):
     """In the directory that was asked for: run id, and the newest attempt of this launch."""
     asked = tmp_path / "run"
