@@ -75,7 +75,10 @@ class Folder:
         self._looks = 0
 
     def peers(self) -> list[Peer]:
-        """Files that may have new lines, in the order of their names. Raises OSError."""
+        """Files that may have new lines, in the order of their names. Raises OSError.
+
+        This process's own is the last: what it measured before a call is read no later than that.
+        """
         self._looks += 1
         with os.scandir(self._path) as entries:
             names = [entry.name for entry in entries if entry.name.endswith(".jsonl")]
@@ -83,7 +86,9 @@ class Folder:
             if name not in self._peers:
                 self._peers[name] = Peer(self._path / name)
         seldom = self._looks % _SELDOM == 1
-        return [peer for _, peer in sorted(self._peers.items()) if seldom or not peer.quiet]
+        own = f"-{os.getpid()}.jsonl"
+        ordered = sorted(self._peers.items(), key=lambda each: (each[0].endswith(own), each[0]))
+        return [peer for _, peer in ordered if seldom or not peer.quiet]
 
     def read(self, peer: Peer) -> list[Line]:
         """The new lines of a file that tell of this attempt; all others are counted and ignored."""

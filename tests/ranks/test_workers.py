@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 
 from otel_grpo.records.model import ClockOffset, ClockPair, Ranks
-from tests.ranks.lines import ATTEMPT, RUN, call, left, reading, worker
+from tests.ranks.lines import ATTEMPT, RUN, SHIFT, call, left, reading, worker
 
 SECOND = 10**9
 START, END = 100 * SECOND, 110 * SECOND
@@ -100,6 +102,29 @@ def test_a_worker_whose_clock_is_not_known_is_missing_also_when_it_left(job):
     job.write("driver-0", ClockOffset(RUN, ATTEMPT, "policy-0", 7, 1, END))
     collector.look()
     assert collector.take(2, END, END + 5).ranks == Ranks(1, 1)
+
+
+def test_a_clock_that_is_measured_while_the_files_are_read(job, monkeypatch):
+    """Measured, and then called, between two files of one look: the call is placed."""
+    collector = job.of_workers()
+    own = f"driver-0-{os.getpid()}"
+    job.write(own)
+    job.write("policy-0-1", worker("policy-0", clock=ClockPair("elsewhere", 0, 0)))
+    read, first = collector._folder.read, [True]
+
+    def meanwhile(peer):
+        lines = read(peer)
+        if first:
+            first.clear()
+            job.write(own, ClockOffset(RUN, ATTEMPT, "policy-0", SHIFT, 1, START))
+            job.write("policy-0-1", call(START, START + 1))
+        return lines
+
+    monkeypatch.setattr(collector._folder, "read", meanwhile)
+    collector.look()
+    collector.look()
+    assert job.faults == {}
+    assert collector.take(1, START, END).workers == {"step": {1: [1]}}
 
 
 def test_a_worker_that_starts_again_keeps_its_number(job):
