@@ -19,8 +19,8 @@ from otel_grpo.records.model import (
 #: Told of what is ignored: a place that is counted, and why.
 OnFault = Callable[[str, BaseException], object]
 
-# A file of an earlier attempt, or of a process that left, is looked at this seldom: another process
-# of the same name and number may go on in it.
+# A file of an earlier attempt, or of a process that left, is looked at this seldom unless it is seen
+# to grow: over a network file system that may show late.
 _SELDOM = 30
 
 # What only a process that has joined can say.
@@ -81,10 +81,14 @@ class Folder:
         """
         self._looks += 1
         with os.scandir(self._path) as entries:
-            names = [entry.name for entry in entries if entry.name.endswith(".jsonl")]
-        for name in names:
-            if name not in self._peers:
-                self._peers[name] = Peer(self._path / name)
+            for entry in entries:
+                if not entry.name.endswith(".jsonl"):
+                    continue
+                peer = self._peers.get(entry.name)
+                if peer is None:
+                    self._peers[entry.name] = Peer(self._path / entry.name)
+                elif peer.quiet:  # its process may go on with another attempt
+                    peer.quiet = entry.stat().st_size <= peer.tail.offset
         seldom = self._looks % _SELDOM == 1
         own = f"-{os.getpid()}.jsonl"
         ordered = sorted(self._peers.items(), key=lambda each: (each[0].endswith(own), each[0]))

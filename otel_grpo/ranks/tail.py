@@ -17,21 +17,22 @@ class Tail:
 
     The file is opened at each look: over a network file system only a fresh open shows what another
     machine has written. Nothing is kept of the file but the beginning of a line that is not ended.
+    `offset` is how many bytes were read.
     """
 
-    __slots__ = ("_begun", "_offset", "path")
+    __slots__ = ("_begun", "offset", "path")
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._offset = 0
+        self.offset = 0
         self._begun = b""
 
     def lines(self) -> Iterator[bytes]:
         """Those that are new, without line ends. Raises OSError."""
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            while data := os.pread(fd, _BLOCK, self._offset):
-                self._offset += len(data)
+            while data := os.pread(fd, _BLOCK, self.offset):
+                self.offset += len(data)
                 *whole, self._begun = (self._begun + data).split(b"\n")
                 yield from whole
                 if len(self._begun) > LONGEST_LINE:  # no line of ours: its reader will say so

@@ -13,11 +13,16 @@ sys.path[:0] = [str(HERE)]  # the helpers of these tests
 
 pytest.register_assert_rewrite("left")
 
-from jobs import Jobs  # noqa: E402
+from jobs import Jobs, Server  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Jobs]:
-    made = Jobs(tmp_path)
-    yield made
-    made.close()
+def jobs(server: Server, tmp_path: Path) -> Jobs:
+    return Jobs(server, tmp_path)

@@ -44,19 +44,31 @@ class Rank:
         return {window["iteration"]: window for window in self.told("window")}
 
 
-class Jobs:
-    """Starts ranks as forks of one process that has loaded everything."""
+class Server:
+    """A process that has loaded everything and forks the ranks."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._started = 0
-        self._server = subprocess.Popen(
-            [sys.executable, LOOP],
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, LOOP], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+
+    def ask(self, request: dict[str, Any]) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
+
+
+class Jobs:
+    """Starts ranks, whose working directory is the folder of the test."""
+
+    def __init__(self, server: Server, folder: Path) -> None:
+        self.folder = folder
+        self._server = server
+        self._started = 0
 
     def start(
         self,
@@ -74,12 +86,13 @@ class Jobs:
         self._started += 1
         own = self.folder / f"own{self._started}"
         about = {"rank": rank, "world": world, "own": str(own), "dir": place, "launch": launch}
-        return Rank(self._ask({**about, **options}), own)
+        about["folder"] = str(self.folder)
+        return Rank(self._server.ask({**about, **options}), own)
 
     def end(self, ranks: Iterable[Rank]) -> None:
         """Wait for them."""
         for rank in ranks:
-            rank.code = self._ask({"wait": rank.pid})
+            rank.code = self._server.ask({"wait": rank.pid})
 
     def train(self, *each: dict[str, Any], **options: Any) -> list[Rank]:
         """A whole job: options of each rank, and of all."""
@@ -88,12 +101,3 @@ class Jobs:
         ]
         self.end(ranks)
         return ranks
-
-    def _ask(self, request: dict[str, Any]) -> int:
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        print(json.dumps(request), file=self._server.stdin, flush=True)
-        return int(self._server.stdout.readline())
-
-    def close(self) -> None:
-        self._server.communicate(timeout=60)

@@ -45,6 +45,7 @@ class Rank:
         self.rank: int = request["rank"]
         self.world: int = request["world"]
         self.own: str = request["own"]
+        self.training: int = request["training"]
         self.events: dict[str, str] = request.get("events", {})
         self.windows: int = request.get("windows", 3)
         self.samples: list[int] = request.get("samples", [4])
@@ -151,7 +152,7 @@ class Rank:
         said = None
         for event in filter(None, self.events.get(point, "").split(";")):
             name, _, word = event.partition(" ")
-            said = getattr(self, name)(word) or said
+            said = getattr(self, name)(word.format(self.training)) or said
         return said
 
     def skipped(self, _: str) -> str:
@@ -296,9 +297,11 @@ def serve(requests: Iterator[str]) -> None:
 
 def be(request: dict[str, Any]) -> None:
     os.environ["OTEL_GRPO_LAUNCH"] = request["launch"]
+    os.chdir(request["folder"])
     error = os.open(f"{request['own']}.stderr", os.O_WRONLY | os.O_CREAT, 0o600)
     os.dup2(error, 2)
-    Rank(request).train()
+    for training in range(request.get("trainings", 1)):
+        Rank({**request, "training": training + 1}).train()
     sys.exit(0)
 
 

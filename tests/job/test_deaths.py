@@ -68,7 +68,7 @@ def test_nobody_waits_for_a_slow_rank(jobs: Jobs) -> None:
     """Rank 0 goes on while rank 1 sleeps, and ends before it; `finish` counts what came late."""
     ranks = jobs.train(
         {"events": {"0.begin": "joined 1"}, "last_words": SOON},
-        {"events": {"2.generation": "sleep 4"}},
+        {"events": {"2.generation": "sleep 2.5"}},
     )
     assert [rank.code for rank in ranks] == [0, 0]
     (mine,), (theirs,) = (rank.told("trained") for rank in ranks)
@@ -105,6 +105,24 @@ def test_rank_zero_is_killed_and_the_job_starts_again(jobs: Jobs) -> None:
     assert before.status == "interrupted"
     assert (before.windows.complete, before.windows.aborted) == (1, 1)
     assert before.samples["consumed"] == 8
+
+
+def test_two_trainings_of_the_same_processes(jobs: Jobs) -> None:
+    """The second is attempt 2, although rank 1 comes to it before rank 0 has ended the first."""
+    ranks = jobs.train(
+        {"events": {"0.end": "wait begun2"}, "last_words": SOON},
+        {"events": {"0.begin": "touch begun{}"}, "windows": 2},
+        trainings=2,
+    )
+    assert [rank.code for rank in ranks] == [0, 0]
+    files = Files(jobs.folder / "run")
+    assert sorted(line.attempt for line in files.joined) == [1, 2]
+    assert files.missing == {3: [1]}  # whom rank 0 waits for in vain, both times
+    last = [*ranks[0].told("window")[3:], *ranks[1].told("window")[2:]]
+    files.check(united(last))
+    (before,) = files.summary.attempts
+    assert before.samples == files.summary.samples
+    assert before.ranks == files.summary.ranks
 
 
 def test_rank_that_starts_first(jobs: Jobs) -> None:
