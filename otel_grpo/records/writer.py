@@ -127,6 +127,9 @@ class Sink:
 class Writer:
     """Writes the lines of one process, in the order of the `put` calls (batched sinks apart).
 
+    With a ``lull_s`` items wait that long for others before any is written: a thread that is woken
+    for each of many costs those that put them more than its own time.
+
     `put` takes bytes (a line without its end), a msgspec struct, or a callable without arguments
     that returns one of these, a list of them, or None, and that runs on the writer thread. All
     callbacks run on the writer thread as well; an exception in any of them is counted, never
@@ -147,6 +150,7 @@ class Writer:
         after_write: AfterWrite | None = None,
         tick: Callable[[], object] | None = None,
         tick_s: float = 1.0,
+        lull_s: float = 0.0,
     ) -> None:
         self._states = {sink.name: _State(sink) for sink in sinks}
         self._batched = [state for state in self._states.values() if state.sink.encode is not None]
@@ -157,6 +161,7 @@ class Writer:
         self._after_write = after_write
         self._tick = tick
         self._tick_s = tick_s
+        self._lull_s = lull_s
         self._queue: deque[_Entry] = deque()
         self._thread: threading.Thread | None = None
         self._thread_id = 0
@@ -322,7 +327,8 @@ class Writer:
         self._thread_id = threading.get_ident()
         over = False
         while not over:
-            self._bell.acquire(timeout=COLLECT_S)
+            if self._bell.acquire(timeout=COLLECT_S) and self._lull_s and not self._closing:
+                time.sleep(self._lull_s)
             try:
                 over = self._round()
             except BaseException as error:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from otel_grpo.tracing.guard import Guard
     from otel_grpo.tracing.spans import Ended
 
+#: Lines of many short calls are written together; what a killed process may lose of them.
+LULL_S = 0.02
+
 
 class WorkerOutput:
     """Owns the files of one process.
@@ -67,6 +70,7 @@ class WorkerOutput:
             [self._workers(None), self._spans(None)],
             on_error=guard.fault,
             on_warning=_warn_of_loss,
+            lull_s=LULL_S,
         )
 
     # --- on any thread

@@ -193,6 +193,21 @@ def test_batched_items_are_written_without_a_flush(tmp_path):
     assert writer.close()
 
 
+def test_items_wait_for_others(tmp_path):
+    """With a lull nothing is written at once, all of it in the order given, and none is lost."""
+    path = tmp_path / "workers.jsonl"
+    writer = Writer([Sink("workers", path, 9)], lull_s=0.5)
+    writer.start()
+    for number in range(3):
+        writer.put("workers", b"%d" % number)
+    assert not path.exists()
+    assert writer.flush()
+    assert lines(path) == [b"0", b"1", b"2"]
+    writer.put("workers", b"3")
+    assert writer.close()
+    assert lines(path)[-1] == b"3"
+
+
 def test_one_bad_item_costs_no_other(tmp_path, notes):
     """When a batch can't be encoded, only the items at fault are lost."""
     path = tmp_path / "spans.jsonl"
