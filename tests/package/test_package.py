@@ -8,6 +8,8 @@ import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -36,12 +38,20 @@ def test_entry_points_lead_somewhere() -> None:
         assert callable(point.load())
 
 
-def test_import_loads_nothing_heavy() -> None:
+@pytest.mark.parametrize(
+    "start",
+    [
+        "import otel_grpo; otel_grpo.instrument()",
+        # What Ray's workers do as they start, also those that train nothing.
+        "from otel_grpo.ray.process import offer; offer({})",
+    ],
+)
+def test_import_loads_nothing_heavy(start: str) -> None:
     """Numpy and msgspec come when a run starts; torch and the trainers when the user imports them."""
     script = (
-        "import sys, otel_grpo; otel_grpo.instrument();"
-        "print([m for m in ('numpy', 'msgspec', 'psutil', 'rich', 'torch', 'trl', 'ray')"
-        " if m in sys.modules])"
+        f"import sys; {start};"
+        "print([m for m in ('numpy', 'msgspec', 'opentelemetry.sdk.trace', 'psutil', 'rich', 'torch',"
+        " 'trl', 'ray') if m in sys.modules])"
     )
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
