@@ -97,13 +97,13 @@ def test_the_hooks_come_first_on_the_path_and_once(child: Any) -> None:
 
 
 def test_each_start_has_an_id_of_its_own(child: Any) -> None:
-    """Two starts draw two ids, 16 hex digits each; a given one stays."""
+    """Two starts draw two ids, which say that they were drawn; a given one stays."""
     ids = set()
     for _ in range(2):
         result = child("run", sys.executable, "-c", SHOW, env={"RANK": ""})
         ids.add(json.loads(result.stdout)[1]["OTEL_GRPO_LAUNCH"])
     assert len(ids) == 2
-    assert all(re.fullmatch("[0-9a-f]{16}", each) for each in ids)
+    assert all(re.fullmatch("drawn-[0-9a-f]{16}", each) for each in ids)
     result = child("run", sys.executable, "-c", SHOW, env={"OTEL_GRPO_LAUNCH": "mine"})
     assert json.loads(result.stdout)[1]["OTEL_GRPO_LAUNCH"] == "mine"
 
