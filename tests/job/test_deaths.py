@@ -78,7 +78,7 @@ def test_nobody_waits_for_a_slow_rank(jobs: Jobs) -> None:
     assert totals(files.summary) == united([*kept(ranks[0], 1, 2, 3), *kept(ranks[1], 1)])
     assert files.summary.updates["applied"] == 1
     raw = (files.path / "metrics_raw.jsonl").read_bytes()
-    summary = files.finish("are in no record")
+    summary = files.finish("in no record")
     assert totals(summary) == united([*kept(ranks[0], 1, 2, 3), *kept(ranks[1], 1, 2, 3)])
     assert (summary.ranks.late, summary.ranks.incomplete_windows) == (2, 0)
     assert summary.updates["applied"] == 3
@@ -99,7 +99,7 @@ def test_rank_zero_is_killed_and_the_job_starts_again(jobs: Jobs) -> None:
     assert len({attempt.launch for attempt in files.run.attempts}) == 2
     assert sorted(line.attempt for line in files.joined) == [1, 2]
     whole = united(window for rank in second for window in rank.windows.values())
-    files.check(whole, "2 contributions to windows without a record")
+    files.check(whole, "windows without a record")
     assert (files.summary.attempt, files.summary.status) == (2, "completed")
     (before,) = files.summary.attempts
     assert before.status == "interrupted"

@@ -58,7 +58,7 @@ def test_directory_that_is_not_shared(jobs: Jobs) -> None:
     files.check(united(ranks[0].windows.values()))
     for name in ("workers", "spans"):
         shutil.copytree(own / name, files.path / name, dirs_exist_ok=True)
-    summary = files.finish("are in no record", "never read them")
+    summary = files.finish("in no record", "never read them")
     assert totals(summary) == united(everything(ranks))
     assert (summary.ranks.late, summary.ranks.incomplete_windows) == (3, 0)
     assert len(summary.world.devices) == 2
@@ -104,7 +104,7 @@ def test_file_that_hangs_when_rank_zero_reads_it(jobs: Jobs) -> None:
     files = Files(jobs.folder / "run")
     assert files.missing == {1: [1], 2: [1], 3: [1]}
     assert totals(files.summary) == united(ranks[0].windows.values())
-    summary = files.finish("are in no record", "never read them")
+    summary = files.finish("in no record", "never read them")
     assert totals(summary) == united(everything(ranks))
 
 

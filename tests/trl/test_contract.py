@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support import trainer
@@ -176,14 +177,6 @@ def test_what_a_session_reads_of_a_trainer_is_there(trl, tmp_path):
     assert contract.unsupported_training(given) is None
 
 
-def two_processes(given, patch):
-    patch.setattr(type(given.accelerator), "num_processes", property(lambda accelerator: 2))
-
-
-def copies_under_torchrun(given, patch):
-    patch.setenv("WORLD_SIZE", "2")
-
-
 def with_vllm(given, patch):
     given.use_vllm = True
 
@@ -195,8 +188,6 @@ def with_deepspeed(given, patch):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (two_processes, "it runs in 2 processes"),
-        (copies_under_torchrun, "WORLD_SIZE is 2"),
         (with_vllm, "vLLM"),
         (with_deepspeed, "DeepSpeed"),
     ],
@@ -211,8 +202,29 @@ def test_other_kinds_of_training_run_unobserved(
     assert given.train() == "trained"
     (record,) = caplog.records
     assert reason in record.getMessage()
-    assert "GRPOTrainer of trl >=1.16,<1.17 in one process" in record.getMessage()
+    supported = "GRPOTrainer of trl >=1.16,<1.17 that generates with transformers"
+    assert supported in record.getMessage()
     assert not observed.exists()
+
+
+@pytest.mark.parametrize(
+    ("world", "processes", "told"),
+    [
+        ("2", 1, "WORLD_SIZE is 2"),
+        ("2", 2, None),
+        ("1", 1, None),
+        ("many", 1, None),
+        (None, 1, None),
+    ],
+)
+def test_copies_are_told_from_ranks(monkeypatch, world, processes, told):
+    """A launcher that speaks of several processes, and a trainer that knows of one."""
+    if world is None:
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+    else:
+        monkeypatch.setenv("WORLD_SIZE", world)
+    given = SimpleNamespace(accelerator=SimpleNamespace(num_processes=processes))
+    assert contract.copies(given) == told
 
 
 def test_nothing_heavy_is_imported_to_wait_for_a_trainer(tmp_path):
