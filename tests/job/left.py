@@ -14,7 +14,15 @@ from jobs import Window
 from otel_grpo import audit
 from otel_grpo.cli.finish import finish
 from otel_grpo.records import reader
-from otel_grpo.records.model import Joined, RolloutRecord, RunFile, Summary, TrainRecord
+from otel_grpo.records.model import (
+    Contribution,
+    Joined,
+    RolloutRecord,
+    RunFile,
+    Summary,
+    TrainRecord,
+    WorkerLine,
+)
 
 TOKENS = ("prompt", "prompt_unique", "completion", "environment", "trained", "visited", "total")
 
@@ -25,9 +33,11 @@ class Files:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run: RunFile = reader.read_run_file(path)
+        raw = path / "metrics_raw.jsonl"
+        written = raw.exists() and raw.stat().st_size > 0  # else killed before its first record
         self.records = [
             line.value
-            for line in reader.read_records(path / "metrics_raw.jsonl")
+            for line in (reader.read_records(raw) if written else ())
             if isinstance(line, reader.Whole)
         ]
 
@@ -57,9 +67,20 @@ class Files:
 
     @property
     def joined(self) -> list[Joined]:
+        return [line for line in self._workers() if isinstance(line, Joined)]
+
+    @property
+    def contributed(self) -> set[tuple[int, int]]:
+        """Rank and iteration of each contribution, wherever it came to."""
+        return {
+            (line.rank, line.iteration)
+            for line in self._workers()
+            if isinstance(line, Contribution)
+        }
+
+    def _workers(self) -> list[WorkerLine]:
         lines = (each for _, each in reader.read_workers(self.path))
-        found = [each.value for each in lines if isinstance(each, reader.Whole)]
-        return [line for line in found if isinstance(line, Joined)]
+        return [each.value for each in lines if isinstance(each, reader.Whole)]
 
     def audit(self, *allowed: str) -> None:
         """Passes; what it says beside that holds one of the words that are allowed."""
