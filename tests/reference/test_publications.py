@@ -7,6 +7,7 @@ from training import BESIDE, COLOCATED
 ASTRAY = (
     *("--mode", "async", "--lead", "1", "--workers", "2", "--micro-batch", "32"),
     *("--iterations", "6", "--fault", "lost@2", "--fault", "late@3", "--fault", "swapped@4"),
+    "--no-shutdown",
 )
 STALE = (
     *("--mode", "async", "--lead", "1", "--workers", "2", "--micro-batch", "32"),
@@ -15,7 +16,7 @@ STALE = (
 
 
 def publications(files):
-    return [record["attributes"]["publications"] for record in files.of("rollout")]
+    return [record["attributes"].get("publications", []) for record in files.of("rollout")]
 
 
 def test_colocated_window_ends_after_the_last_receiver(recorded):
@@ -55,6 +56,12 @@ def test_confirmations_that_go_astray(recorded):
     assert told[3] > ends[3]
     assert told[4] > ends[4]
     assert (files.summary["publications"], files.summary["publications_pending"]) == (5, 1)
+
+
+def test_ray_that_nobody_shuts_down(trained, recorded):
+    """The run ends in order, and so does the process."""
+    assert trained(*ASTRAY).process.returncode == 0
+    assert recorded(*ASTRAY).summary["status"] == "completed"
 
 
 def test_every_second_update_is_published(recorded):

@@ -58,6 +58,29 @@ def test_each_window(recorded, arguments):
         }
 
 
+def test_calls_lie_below_their_phases(recorded):
+    """Spans of the workers are children of what the driver did at the time, by W3C context."""
+    files = recorded(*COLOCATED)
+    phases = {
+        row[0]: row[2]
+        for record in files.of("rollout")
+        for row in record["attributes"]["intervals"]
+    }
+    parents = {
+        (span["name"], phases.get(span.get("parentSpanId"))) for span in files.worker_spans()
+    }
+    assert parents == {
+        ("rl.worker.generate", "generation"),
+        ("rl.worker.solved", "reward"),
+        ("rl.worker.log_probs", "adv_pipeline"),
+        ("rl.worker.backward", "policy_train"),
+        ("rl.worker.gradient", "optimizer"),
+        ("rl.worker.step", "optimizer"),
+        ("rl.worker.publish", "weight_sync"),
+        ("rl.worker.receive", "weight_sync"),
+    }
+
+
 def test_waiting_is_not_generating(recorded):
     """A colocated driver generates and never waits; one beside its rollouts the other way round."""
     for arguments, there, missing in (

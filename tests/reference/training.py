@@ -91,3 +91,15 @@ class Files:
             lines = [json.loads(line) for line in file.read_text().splitlines()]
             found += [(file.name, line) for line in lines if line["kind"] == kind]
         return found
+
+    def worker_spans(self):
+        """All spans of other processes than the driver."""
+        return [
+            span
+            for file in sorted((self.path / "spans").iterdir())
+            if not file.name.startswith("driver")
+            for line in file.read_text().splitlines()
+            for resource in json.loads(line)["resourceSpans"]
+            for scope in resource["scopeSpans"]
+            for span in scope["spans"]
+        ]
