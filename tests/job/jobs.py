@@ -24,8 +24,9 @@ class Rank:
 
     @property
     def words(self) -> str:
-        """Its stderr."""
-        return Path(f"{self._own}.stderr").read_text("utf-8")
+        """Its stderr; nothing if it was killed before it had one."""
+        path = Path(f"{self._own}.stderr")
+        return path.read_text("utf-8") if path.exists() else ""
 
     @property
     def warnings(self) -> list[str]:

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,7 @@ class Rank:
 
     def fork(self, method: str) -> None:
         """A child while a window is open, which does all that a rank does."""
+        warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)
         if method == "os":
             child = os.fork()
             if child == 0:
