@@ -6,7 +6,11 @@ Every call is made under the run's lock.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
+
+from otel_grpo.core.atomic import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,16 +74,21 @@ class Handover:
         if self.draft is None:
             return
         if self._holds:
-            self._held.append(self.draft)
+            at_once(
+                partial(self._held.append, self.draft),
+                partial(setattr, self, "draft", None),
+            )
         else:
             self._output.train(self.draft)
-        self.draft = None
+            self.draft = None
 
     def release_windows(self, now_ns: int, *, at_end: bool = False) -> None:
         """Hand over the windows that wait for nobody any more, in their order."""
-        for closed in list(self.windows)[:-1]:
-            if closed.deadline_ns is None:
-                closed.deadline_ns = max(now_ns, closed.end_ns + DEADLINE_NS)
+        # Many may wait, but all before one that has its deadline have theirs.
+        for closed in islice(reversed(self.windows), 1, None):
+            if closed.deadline_ns is not None:
+                break
+            closed.deadline_ns = max(now_ns, closed.end_ns + DEADLINE_NS)
         if self.windows:
             # Asked for when it closes, whatever it waits behind: the peers read for what is asked.
             self._heard(self.windows[-1], now_ns)
@@ -127,5 +136,7 @@ class Handover:
         iteration = closed.window.iteration
         if self.draft is not None and self.draft.iteration <= iteration:
             self.release_update()
-        closed.drafts += [draft for draft in self._held if draft.iteration == iteration]
-        self._held = [draft for draft in self._held if draft.iteration > iteration]
+        mine = [draft for draft in self._held if draft.iteration <= iteration]
+        left = [draft for draft in self._held if draft.iteration > iteration]
+        # Interrupted and repeated, it gives none of them twice.
+        at_once(partial(closed.drafts.extend, mine), partial(setattr, self, "_held", left))

@@ -183,7 +183,10 @@ class Run:
             self.ended_by = error = error or self.ended_by
             if self.live and self.window is not None:
                 self._close_window(self.window, None, "aborted", error)
-        self._wait_for_peers()
+        try:
+            self._wait_for_peers()
+        except Exception as fault:
+            self.guard.fault("run.finish", fault)
         with self._lock:
             if self.live:
                 said = self._checked("run_status", status, given.run_status)
@@ -223,9 +226,13 @@ class Run:
         self._heard_out = True
         peers.hurry()
         end = monotonic() + LAST_WORDS_S
-        while self.handover.lacks_peers(self.clock.now()) and monotonic() < end:
+        while monotonic() < end:
+            # Their reading thread hands over windows, too.
+            with self._lock:
+                self.handover.release_windows(self.clock.now())
+                if not self.handover.lacks_peers(self.clock.now()):
+                    return
             sleep(0.02)
-            self._release_if_free()
 
     def _close_files(self) -> None:
         flushed = self.output.flush()

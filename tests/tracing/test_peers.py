@@ -1,0 +1,183 @@
+"""What a run does about its job's other processes, of which a test decides when they speak."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from otel_grpo.records import reader
+from otel_grpo.records.merge import Gathered
+from otel_grpo.records.model import Ranks
+from otel_grpo.records.worker_dir import own_worker_dir
+from otel_grpo.tracing import handover, starting
+
+
+class Peers:
+    """Ranks of a job that speak when the test says so."""
+
+    spmd = True
+
+    def __init__(self, world):
+        self.world = world
+        self.whole = set()
+        self.contributions = {}
+        self.taken = []
+
+    def start(self, release):
+        self.release = release
+
+    def ready(self, iteration, start_ns, end_ns, now_ns):
+        return iteration in self.whole
+
+    def take(self, iteration, start_ns, end_ns):
+        self.taken.append(iteration)
+        here = self.contributions.get(iteration, {})
+        missing = [rank for rank in range(1, self.world) if rank not in here]
+        ranks = Ranks(self.world, self.world - len(missing), missing)
+        return Gathered(spmd=True, ranks=ranks, contributions=here)
+
+    def hurry(self): ...
+    def stop(self): ...
+
+
+class Job:
+    """This process's place in it."""
+
+    launch = "key"
+
+    def __init__(self, rank, world, peers=None, path=None):
+        self.rank = rank
+        self.world = world
+        self._peers = peers
+        self._path = path
+
+    def peers(self, *_):
+        return self._peers
+
+    def directory(self, *_):
+        return own_worker_dir(self._path, "told-late")
+
+
+@pytest.fixture
+def peers():
+    return Peers(2)
+
+
+def start(path, peers, **options):
+    return starting.start(path, trainer="loop", job=Job(0, peers.world, peers), **options)
+
+
+def test_windows_are_handed_over_while_the_end_waits(
+    tmp_path: Path, peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end looks at the windows that wait while the readers' thread takes them away."""
+    run = start(tmp_path / "run", peers)
+    for _ in range(3):
+        with run.iteration():
+            pass
+    main, ready = threading.current_thread(), peers.ready
+    asked = []
+
+    def slow(*window):
+        if threading.current_thread() is main and peers.whole:
+            other = threading.Thread(target=run._release_if_free)
+            other.start()
+            other.join()
+            asked.append(window)
+        return ready(*window)
+
+    peers.ready = slow
+    peers.hurry = lambda: peers.whole.update({1, 2, 3})
+    run.finish()
+    assert asked
+    assert run.guard.errors == {}
+    assert reader.read_summary(tmp_path / "run").records["rollout"] == 3
+
+
+def test_a_window_costs_the_same_however_many_wait(tmp_path: Path, peers: Peers) -> None:
+    """A rank that is silent for 30 s has the training look at no more windows at each end of one."""
+    run = start(tmp_path / "run", peers)
+    lines = 0
+
+    def count(frame, event, argument):
+        nonlocal lines
+        if frame.f_code.co_filename != handover.__file__:
+            return None
+        lines += event == "line"
+        return count
+
+    costs = []
+    for _ in range(3):
+        for _ in range(100):
+            with run.iteration():
+                pass
+        before = lines
+        it = run.open_iteration()
+        tracing = sys.gettrace()
+        sys.settrace(count)
+        it.close()
+        sys.settrace(tracing)
+        costs.append(lines - before)
+    assert len(run.handover.windows) == 303
+    peers.whole |= set(range(1, 304))
+    run.finish()
+    assert costs[0] == costs[1] == costs[2] > 0
+
+
+class Output:
+    """Where a handover hands over to."""
+
+    def __init__(self):
+        self.given = []
+
+    def rollout(self, closed, *, held):
+        self.given.append([draft.name for draft in closed.drafts])
+        return True
+
+
+def test_an_update_is_given_once() -> None:
+    """Ctrl-C at any line of the giving of updates to their window: repeated, it gives none twice."""
+    for at in itertools.count(1):
+        output = Output()
+        waiting = handover.Handover(output, holds=True)
+        waiting.draft = SimpleNamespace(iteration=1, name="first")
+        waiting.release_update()
+        waiting.draft = SimpleNamespace(iteration=1, name="second")
+        window = SimpleNamespace(iteration=1, start_ns=0, publications=[])
+        waiting.windows.append(
+            SimpleNamespace(window=window, end_ns=1, deadline_ns=None, waits=False, drafts=[])
+        )
+        interrupted = False
+        try:
+            sys.settrace(interrupt_at(at))
+            waiting.release_windows(2, at_end=True)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            sys.settrace(None)
+        waiting.release_windows(2, at_end=True)
+        assert output.given[-1] == ["first", "second"], at
+        if not interrupted:
+            return
+
+
+def interrupt_at(at):
+    """Raises at the n-th line of the handover."""
+    lines = 0
+
+    def trace(frame, event, argument):
+        nonlocal lines
+        if frame.f_code.co_filename != handover.__file__:
+            return None
+        lines += event == "line"
+        if event == "line" and lines == at:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    return trace
