@@ -8,7 +8,7 @@ from otel_grpo import semconv
 from otel_grpo._version import __version__
 from otel_grpo.ranks.identity import identity
 from otel_grpo.ranks.job import Ranks
-from otel_grpo.tracing import lifecycle, starting
+from otel_grpo.tracing import given, lifecycle, starting
 from otel_grpo.tracing.guard import Guard
 from otel_grpo.tracing.phase import Phase
 from otel_grpo.tracing.run import Run
@@ -79,16 +79,19 @@ def start_run(
     from otel_grpo.records.inventory import Inventory
 
     guard = Guard()
-    own_rank, world = identity() if rank is None or world_size is None else (rank, world_size)
+    own_rank, world = _place(guard, rank, world_size)
     try:
         used = found.inventory(on_error=guard.fault) if devices is None else list(devices)
     except Exception as error:  # a broken driver is no reason not to train
         guard.fault("devices.inventory", error)
         used = []
-    roles = [list(names) for names in device_roles or ()]
-    roles += [["train", "generate"] for _ in used[len(roles) :]]
     job = Inventory((), None)  # trainers and generators that share a device name it twice
-    job.add(zip(used, roles, strict=False))
+    try:
+        roles = [list(names) for names in device_roles or ()]
+        roles += [["train", "generate"] for _ in used[len(roles) :]]
+        job.add(zip(used, roles, strict=False))
+    except (AttributeError, TypeError) as error:  # no devices, or no lists of names
+        guard.misuse("devices", f"devices and device_roles: {error}")
     run = starting.start(
         run_dir,
         trainer=trainer,
@@ -113,6 +116,20 @@ def start_run(
         except Exception as error:
             guard.fault("devices.metrics", error)
     return run
+
+
+def _place(guard: Guard, rank: Any, world_size: Any) -> tuple[int, int]:
+    """Rank and number of ranks: as the user says where that makes sense, else as torch does."""
+    if rank is None and world_size is None:
+        return identity()
+    try:
+        own, world = given.natural(rank, "rank"), given.natural(world_size, "world_size")
+        if own < world:
+            return own, world
+        raise ValueError(f"there is no rank {own} of {world}")
+    except ValueError as error:
+        guard.misuse("rank", f"rank and world_size: {error}")
+        return identity()
 
 
 def current_run() -> Run | None:

@@ -65,7 +65,10 @@ class Collector:
         return iteration in self._whole
 
     def take(self, iteration: int, start_ns: int, end_ns: int) -> Gathered:
-        self._waiting.pop(iteration, None)
+        # One before it that was never taken has no record: it did not fit the writer's queue.
+        for waiting in list(self._waiting):  # in one step: others are added meanwhile
+            if waiting <= iteration:
+                self._waiting.pop(waiting, None)
         with self._lock:
             return self._store.gather(iteration, start_ns, end_ns)
 

@@ -14,6 +14,10 @@ from otel_grpo.records.sample_table import flaw
 
 _decode = msgspec.json.Decoder(Contribution).decode
 
+# Of so many windows that lack ranks it is known which: where all are missing always, that is a set
+# of a thousand for each. What comes for one before them is late.
+_REMEMBERED = 100
+
 
 class Contributions:
     """Of each rank but 0, by iteration."""
@@ -28,6 +32,7 @@ class Contributions:
         self._here: dict[int, dict[int, tuple[Peer, Spoken]]] = {}
         self._taken = 0  # the last iteration that has its record
         self._missing: dict[int, set[int]] = {}  # of those that lack a rank
+        self._forgotten = 0  # the last of those that are not remembered
         self._left: set[int] = set()
         self._devices: dict[int, list[int]] = {}
         self._processes: list[Process] = []
@@ -66,6 +71,9 @@ class Contributions:
         self._taken = max(self._taken, iteration)
         if missing:
             self._missing[iteration] = set(missing)
+        if len(self._missing) > _REMEMBERED:
+            self._forgotten = next(iter(self._missing))
+            del self._missing[self._forgotten]
         return Gathered(
             spmd=True,
             ranks=Ranks(self._world, self._world - len(missing), sorted(missing)),
@@ -103,8 +111,8 @@ class Contributions:
             self._folder.fault("twice", peer, f"iteration {line.iteration} again")
         elif line.iteration > self._taken:
             self._here.setdefault(line.iteration, {})[rank] = peer, line
-        elif rank in self._missing.get(line.iteration, ()):
-            self._missing[line.iteration].discard(rank)
+        elif line.iteration <= self._forgotten or rank in self._missing.get(line.iteration, ()):
+            self._missing.get(line.iteration, set()).discard(rank)
             self._folder.fault("late", peer, f"iteration {line.iteration} has its record")
         else:
             self._folder.fault("twice", peer, f"iteration {line.iteration} again")

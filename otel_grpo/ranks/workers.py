@@ -6,12 +6,13 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from msgspec import UNSET
 
 from otel_grpo.ranks.clocks import WorkerClock
 from otel_grpo.ranks.folder import Folder, Line, Peer
-from otel_grpo.records.inventory import Inventory, placed
+from otel_grpo.records.inventory import Inventory, placed, ragged
 from otel_grpo.records.merge import Gathered
 from otel_grpo.records.model import (
     Call,
@@ -24,6 +25,9 @@ from otel_grpo.records.model import (
     Ranks,
     WorkerMemory,
 )
+
+# So many windows that have their record are remembered at least; what lies before them is late.
+_REMEMBERED = 10_000
 
 
 @dataclass(slots=True)
@@ -39,11 +43,7 @@ class _Worker:
     readings: list[tuple[int, Memory]] = field(default_factory=list)
 
     def heard(self, start_ns: int, end_ns: int) -> bool:
-        instants = (
-            *(instant for instant, _ in self.readings),
-            *(instant for instant, _, _ in self.calls),
-        )
-        return any(start_ns <= instant < end_ns for instant in instants)
+        return any(start_ns <= each[0] < end_ns for each in chain(self.readings, self.calls))
 
 
 class Workers:
@@ -62,6 +62,7 @@ class Workers:
         self._processes: list[Process] = []
         self._starts: list[int] = []  # of the windows that have their record
         self._ends: list[int] = []
+        self._forgot = False  # there were windows before these
 
     def watch(self, names: Iterable[str]) -> None:
         """Number workers before they are heard of: one that never is counts as missing."""
@@ -100,6 +101,9 @@ class Workers:
         """What is here of a window; what comes later is late."""
         self._starts.append(start_ns)
         self._ends.append(end_ns)
+        if len(self._ends) == 2 * _REMEMBERED:
+            del self._starts[:_REMEMBERED], self._ends[:_REMEMBERED]
+            self._forgot = True
         heard = {
             worker.number for worker in self._workers.values() if worker.heard(start_ns, end_ns)
         }
@@ -160,6 +164,9 @@ class Workers:
             worker.calls.append((instant, line.method, line.end_ns - line.start_ns))
 
     def _read(self, peer: Peer, worker: _Worker, memory: Memory) -> None:
+        if ragged(memory):
+            self._folder.fault("bad_line", peer, "readings with columns of different lengths")
+            return
         for row, read_at in enumerate(memory.instant):
             instant = self._placed(peer, worker, read_at)
             if instant is not None:
@@ -175,7 +182,7 @@ class Workers:
                 self._folder.fault("unknown_clock", peer, "none of its instants can be placed")
             return None
         at = bisect_right(self._starts, found.instant_ns) - 1
-        if at >= 0 and found.instant_ns < self._ends[at]:
+        if found.instant_ns < self._ends[at] if at >= 0 else self._forgot:
             self._folder.fault("late", peer, "the window of a call or reading has its record")
             return None
         return found.instant_ns

@@ -42,6 +42,12 @@ class Inventory:
         return sorted((index, list(names)) for index, names in self._roles.items()) or None
 
 
+def ragged(table: Memory | Hardware) -> bool:
+    """Whether its columns are of different lengths."""
+    columns = (getattr(table, name) for name in table.__struct_fields__)
+    return len({len(column) for column in columns if isinstance(column, list)}) > 1
+
+
 def placed(memory: Memory, indices: Sequence[int]) -> Memory:
     """The same readings; `device`, an index into one process's devices, by the job's."""
     if memory.device is UNSET:

@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from otel_grpo.core.columns import Ints, as_array
 from otel_grpo.records.build import COLUMNS
+from otel_grpo.records.inventory import ragged
 from otel_grpo.records.model import Contribution
 from otel_grpo.records.union import Ids
 
@@ -121,6 +122,8 @@ def flaw(share: Contribution) -> str | None:
             return f"{len(column)} {name} for {n} samples"
     if any(not 0 <= position < n for position in a.truncated or ()):
         return "a truncated sample that is not there"
+    if any(table is not UNSET and ragged(table) for table in (a.memory, a.hardware)):
+        return "readings with columns of different lengths"
     if not len(a.updates) == len(share.update_samples) == len(share.update_trained):
         return "updates without their samples"
     for update, runs in zip(a.updates, share.update_samples, strict=True):

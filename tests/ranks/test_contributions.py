@@ -230,3 +230,40 @@ def test_the_thread_reads_and_stops(job):
     collector.stop()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_a_window_without_a_record_is_not_waited_for_for_ever(job):
+    """Its record did not fit the writer's queue, so it was never taken: the next one's is."""
+    collector = job.of_ranks(2)
+    ready(collector, 1)
+    ready(collector, 2)
+    collector.take(2, 0, 1)
+    collector.look()
+    assert job.released == 0
+
+
+def test_a_rank_that_never_speaks_costs_no_memory(job):
+    """What is remembered of windows without it has a bound; what comes for an older one is late."""
+    store = job.of_ranks(3)._store
+    for iteration in range(1, 302):
+        store.gather(iteration, 0, 1)
+    assert sum(len(ranks) for ranks in store._missing.values()) == 2 * 100
+    collector = job.of_ranks(3)
+    collector._store = store
+    ready(collector, 302)
+    job.write(
+        "trainer-1", joined(1), contribution(1, 1), contribution(1, 301), contribution(1, 301)
+    )
+    collector.look()
+    assert job.faults == {"ranks.late": 2, "ranks.twice": 1}
+
+
+def test_readings_that_do_not_fit_together_are_left_out(job):
+    """A contribution with a column too short would cost the record of the whole job."""
+    collector = job.of_ranks(2)
+    memory = Memory([1, 2], [1, 1], ["h"], [9, 9], process_rss=[3, 4])
+    job.write("trainer-1", joined(1), contribution(1, 1, memory=memory))
+    ready(collector, 1)
+    collector.look()
+    assert collector.take(1, 0, 1).ranks == Ranks(2, 1, [1])
+    assert job.faults == {"ranks.bad_line": 1}

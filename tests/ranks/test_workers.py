@@ -200,3 +200,25 @@ def test_a_worker_of_another_machine_needs_a_measured_clock(job):
     taken = collector.take(1, START, END)
     assert taken.workers == {"step": {2: [3]}}
     assert taken.ranks == Ranks(3, 2, [1])
+
+
+def test_windows_with_a_record_are_forgotten(job):
+    """Of a million windows the last 10,000 are known, and a call before those is late."""
+    collector = job.of_workers()
+    for second in range(25_000):
+        collector._store.gather(second, second * SECOND, (second + 1) * SECOND)
+    assert 10_000 <= len(collector._store._ends) < 20_000
+    job.write("a", worker("policy-0"), call(5, 3 * SECOND), call(5, 24_999 * SECOND))
+    collector.look()
+    assert job.faults == {"ranks.late": 2}
+
+
+def test_readings_that_do_not_fit_together_cost_no_other_line(job):
+    """A line with a column too short is counted, and what follows it is read."""
+    collector = job.of_workers()
+    short = msgspec.structs.replace(reading(START, START + 1).memory, process_rss=[1])
+    bad = msgspec.structs.replace(reading(START), memory=short)
+    job.write("a", worker("policy-0"), bad, call(START, START + 7))
+    collector.look()
+    assert collector.take(1, START, END).workers == {"step": {1: [7]}}
+    assert job.faults == {"ranks.bad_line": 1}

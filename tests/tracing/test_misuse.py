@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import otel_grpo
 from otel_grpo.core.ledger import Samples
+from otel_grpo.records.reader import read_summary
 from otel_grpo.testing import FakeClock, RecordedRun, recorded_run
 
 
@@ -261,3 +263,23 @@ def test_strict_mode_raises(clock: FakeClock, subtests: pytest.Subtests) -> None
                 work(it, run)
             if run.window is not None:
                 run._close_window(run.window, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "mistake"),
+    [
+        ({"rank": "0", "world_size": "2"}, "api.rank"),  # as they stand in the environment
+        ({"rank": 1, "world_size": 2.0}, "api.rank"),
+        ({"rank": 2, "world_size": 2}, "api.rank"),
+        ({"rank": 1}, "api.rank"),
+        ({"devices": ["cuda:0"]}, "api.devices"),
+        ({"devices": [], "device_roles": 3}, "api.devices"),
+    ],
+)
+def test_start_run_takes_anything(tmp_path: Path, options: dict[str, Any], mistake: str) -> None:
+    """What makes no sense is counted, and the process is recorded as the process group says."""
+    with otel_grpo.start_run(tmp_path / "run", trainer="loop", **options) as run, run.iteration():
+        pass
+    assert run.guard.errors == {mistake: 1}
+    summary = read_summary(tmp_path / "run")
+    assert (summary.ranks.expected, summary.records["rollout"]) == (1, 1)
