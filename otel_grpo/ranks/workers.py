@@ -43,7 +43,9 @@ class _Worker:
     readings: list[tuple[int, Memory]] = field(default_factory=list)
 
     def heard(self, start_ns: int, end_ns: int) -> bool:
-        return any(start_ns <= each[0] < end_ns for each in chain(self.readings, self.calls))
+        readings = (instant for instant, _ in self.readings)
+        calls = (instant for instant, _, _ in self.calls)
+        return any(start_ns <= instant < end_ns for instant in chain(readings, calls))
 
 
 class Workers:

@@ -49,6 +49,8 @@ def _wake() -> Worker | None:
 def _forget() -> None:
     global _asleep, _lock, _start, _worker
     _asleep = False
+    if _worker is not None:
+        _worker.live = False
     _start = _worker = None
     _lock = threading.RLock()
 

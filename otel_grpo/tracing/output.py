@@ -168,8 +168,7 @@ class Output:
 
     def resumed(self, base: dict[str, int]) -> None:
         """What was restored from a checkpoint became known after the start."""
-        self._recorder.attempt = msgspec.structs.replace(self._recorder.attempt, base=base)
-        self.writer.call(self._write_run_file)
+        self.writer.call(partial(self._resume, base))
 
     def flush(self) -> bool:
         """Wait for what was handed over; False where the file system hangs."""
@@ -195,7 +194,12 @@ class Output:
             told = ", ".join(f"{name} {n}" for name, n in lost.items()) or "the summary"
             logger.warning("otel-grpo: not written: %s (run %s, %s)", told, self.run_id, self.path)
         elif self.path is not None:
-            tell(f"run {self.run_id} is recorded in {self.path}")
+            tell(f"run {self.run_id} is recorded in {self.path}{self._lacking()}")
+
+    def _lacking(self) -> str:
+        last = self._recorder.totals.run_record
+        n = 0 if last is None else last.attributes.ranks.incomplete_windows
+        return f"; `otel-grpo finish` adds what ranks told too late in {n} windows" if n else ""
 
     # --- on the writer's thread
 
@@ -233,6 +237,10 @@ class Output:
                 self._recorder.earlier = load_earlier(self._directory.path, self.attempt)
         finally:
             self._write_summary()
+
+    def _resume(self, base: dict[str, int]) -> None:
+        self._recorder.attempt = msgspec.structs.replace(self._recorder.attempt, base=base)
+        self._write_run_file()
 
     def _write_run_file(self) -> None:
         if self._directory is not None:

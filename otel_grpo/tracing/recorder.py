@@ -42,6 +42,7 @@ from otel_grpo.tracing.evidence import (
     interval_rows,
     rollout_attributes,
 )
+from otel_grpo.tracing.guard import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
     from otel_grpo.records.model import Number
     from otel_grpo.tracing.peers import Gathered, Peers
     from otel_grpo.tracing.window import ClosedWindow
+
+# One log call speaks of so many updates at most.
+_MOST_STEPS = 10_000
 
 
 class Recorder:
@@ -73,6 +77,9 @@ class Recorder:
         self.totals = TotalsBuilder()
         self.peers: Peers | None = None  # the job has other processes
         self._applied = 0  # in the account of all ranks
+        # Steps as this rank counts them, in that account: scalars may speak of earlier windows'.
+        self._steps: dict[int, int] = {}
+        self._told = False  # that ranks are absent
         self._run_id = run_id
         self._clock = clock
         self.devices = devices
@@ -134,14 +141,14 @@ class Recorder:
             return None
         closed.trains.add(k)
         draft = closed.drafts[k] if k < len(closed.drafts) else None
-        covers = [] if draft is None else [job.steps.get(step, step) for step in draft.covers]
+        covers = [] if draft is None else [self._steps.get(step, step) for step in draft.covers]
         return self._train(
             closed.window.iteration,
             job.attributes.updates[k],
             job.update_samples[k],
             job.update_trained[k],
             draft,
-            covers,
+            list(dict.fromkeys(covers)),
         )
 
     def job(self, closed: ClosedWindow, peers: Peers) -> Merged:
@@ -166,11 +173,31 @@ class Recorder:
             if job.attributes.updates:
                 self._applied = job.attributes.updates[-1].step
             closed.applied = self._applied
+            self._remember(job.steps)
+            self._tell_absent(window.iteration, gathered)
         if job.disagreements:
             n = job.disagreements
             self._on_error("ranks.disagree", ValueError(f"lengths of {n} samples differ"))
         self._learn(gathered)
         return job
+
+    def _remember(self, steps: Mapping[int, int]) -> None:
+        self._steps |= steps
+        while len(self._steps) > _MOST_STEPS:
+            del self._steps[next(iter(self._steps))]
+
+    def _tell_absent(self, iteration: int, gathered: Gathered) -> None:
+        """Once: each window waits for them, and lacks their numbers."""
+        absent = set(gathered.ranks.missing) - {process.rank for process in gathered.processes}
+        if absent and not self._told:
+            self._told = True
+            logger.warning(
+                "otel-grpo: iteration %d is recorded without %d of %d ranks, of which nothing was "
+                "heard yet (training goes on): does each start a run of its own, in this directory?",
+                iteration,
+                len(absent),
+                gathered.ranks.expected,
+            )
 
     def _learn(self, gathered: Gathered) -> None:
         """Processes and devices that became known, for `run.json`."""

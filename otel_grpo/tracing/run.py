@@ -124,6 +124,8 @@ class Run:
     def found(self, output: RankOutput) -> None:
         """Which run this rank belongs to became known: told on the writer's thread."""
         self.path, self.run_id = output.path, output.run_id
+        # For the windows to come, also in a shared provider.
+        self._common = {**self._common, semconv.RUN_ID: output.run_id}
         light = self._tracers.light
         light.found = {semconv.RUN_ID: output.run_id}
         light.resource = light.resource.merge(

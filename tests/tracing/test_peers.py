@@ -9,10 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from otel_grpo import testing
 from otel_grpo.records import reader
 from otel_grpo.records.merge import Gathered
-from otel_grpo.records.model import Ranks
+from otel_grpo.records.model import Contribution, Ranks, RolloutAttributes, Update, Window
 from otel_grpo.records.worker_dir import own_worker_dir
 from otel_grpo.tracing import handover, starting
 
@@ -181,3 +185,75 @@ def interrupt_at(at):
         return trace
 
     return trace
+
+
+def share(run, iteration, step):
+    """What rank 1 says of a window with one applied update."""
+    updates = [Update(step, 0, 1, 0, None, "applied", None, [])]
+    attributes = RolloutAttributes(
+        Window(0, 1, "complete", 0), [], [], Ranks(1, 1), updates=updates
+    )
+    return Contribution(run.run_id, 1, 1, iteration, attributes, {}, [[]], [None])
+
+
+def test_scalars_speak_of_steps_in_the_account_of_the_job(tmp_path: Path, peers: Peers) -> None:
+    """Rank 1 is missing in window 1, whose update is therefore none that was applied: steps 0, 1."""
+    with testing.recorded_run(tmp_path / "run", job=Job(0, 2, peers)) as recorded:
+        run = recorded.run
+        peers.contributions = {2: {1: share(run, 2, 2)}}
+        peers.whole = {1, 2}
+        for _ in (1, 2):
+            with run.iteration() as it, it.update():
+                pass
+        run.log_scalars({"loss": 0.5})
+    first, second = recorded.trains
+    assert (first.attributes.status, first.optimizer_step) == ("unconfirmed", 0)
+    assert (second.attributes.status, second.optimizer_step) == ("applied", 1)
+    assert second.attributes.covers == [0, 1]
+
+
+def test_ranks_without_a_run_are_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A loop that starts its run on rank 0 alone: one warning, and the last line names `finish`."""
+    peers = Peers(3)
+    peers.whole = {1, 2}
+    run = start(tmp_path / "run", peers)
+    for _ in range(2):
+        with run.iteration():
+            pass
+    run.finish()
+    (warning,) = caplog.messages
+    assert "iteration 1 is recorded without 2 of 3 ranks" in warning
+    assert (
+        "`otel-grpo finish` adds what ranks told too late in 2 windows" in capsys.readouterr().err
+    )
+
+
+def test_a_shared_provider_gets_the_run_id_once_it_is_known(tmp_path: Path) -> None:
+    """A rank finds its run after its start; the windows after that say which it is."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    job = Job(1, 2, path=tmp_path / "own")
+    with starting.start(None, trainer="loop", job=job, tracer_provider=provider) as run:
+        run.output.flush()
+        with run.iteration() as it, it.phase("generation"):
+            pass
+    spans = {span.name: span.attributes or {} for span in exporter.get_finished_spans()}
+    assert {name: of.get("rl.run.id") for name, of in spans.items()} == {
+        "rl.sample": "told-late",
+        "rl.loop": "told-late",
+    }
+
+
+def test_what_was_restored_is_kept(tmp_path: Path, peers: Peers) -> None:
+    """The trainer tells it on its own thread while the writer's learns of the job's processes."""
+    run = start(tmp_path / "run", peers)
+    writing = threading.Event()
+    run.output.writer.call(writing.wait)
+    run.resumed(optimizer_step=7)
+    assert run.output.known.base == {}  # changed by one thread alone
+    writing.set()
+    run.finish()
+    (attempt,) = reader.read_run_file(tmp_path / "run").attempts
+    assert attempt.base == {"optimizer_step": 7}
