@@ -25,18 +25,16 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.wall_ns = 0
-        self.cpu_ns = 0
         self._thread = threading.get_ident()
         self._runs = False
-        self._since = (0, 0)
+        self._since = 0
 
     def switch(self, *, on: bool) -> bool:
         """Start or stop it; returns whether it ran."""
-        now = (time.perf_counter_ns(), time.thread_time_ns())
+        now = time.perf_counter_ns()
         before, self._runs = self._runs, on
         if before:
-            self.wall_ns += now[0] - self._since[0]
-            self.cpu_ns += now[1] - self._since[1]
+            self.wall_ns += now - self._since
         self._since = now
         return before
 
@@ -68,7 +66,7 @@ def main() -> None:
     def optimizer_stepped(session: Session) -> None:
         stepped(session)
         watch.switch(on=True)
-        steps.append((time.perf_counter_ns(), watch.wall_ns, watch.cpu_ns, writer_ns()))
+        steps.append((time.perf_counter_ns(), watch.wall_ns, writer_ns()))
 
     hooks.around = timed_around
     Session.optimizer_stepped = watch.timed(optimizer_stepped, on=True)

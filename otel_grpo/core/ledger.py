@@ -14,7 +14,6 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from otel_grpo.core.atomic import at_once
 from otel_grpo.core.columns import Ints, total
@@ -23,9 +22,9 @@ RolloutId = str | int
 # rollout id, first index, number of samples
 Run = tuple[RolloutId, int, int]
 
-# Trained lengths of earlier windows are kept for this many samples (4 bytes each): a visit of an
+# Trained lengths of earlier windows are kept for this many samples (8 bytes each): a visit of an
 # older one still counts, its tokens are then not known.
-HISTORY_SAMPLES = 4_000_000
+HISTORY_SAMPLES = 2_000_000
 # And the ids of this many visits (8 bytes each) that wait for an update: a loop may report none.
 WAITING_SAMPLES = 4_000_000
 
@@ -271,17 +270,14 @@ class TrainedLengths:
     def __init__(self, bound: int = HISTORY_SAMPLES) -> None:
         self._bound = bound
         self._held = 0
-        self._parts: OrderedDict[tuple[RolloutId, int], npt.NDArray[np.signedinteger]] = (
-            OrderedDict()
-        )
+        self._parts: OrderedDict[tuple[RolloutId, int], Ints] = OrderedDict()
         self._firsts: dict[RolloutId, list[int]] = defaultdict(list)
 
     def remember(self, batch: Batch) -> None:
         trained = batch.columns.get("trained_lengths")
         if trained is None:
             return
-        narrow = np.int32 if int(trained.max(initial=0)) < 2**31 else np.int64
-        self._parts[batch.rollout_id, batch.first] = trained.astype(narrow)
+        self._parts[batch.rollout_id, batch.first] = trained
         insort(self._firsts[batch.rollout_id], batch.first)
         self._held += batch.n
         while self._held > self._bound:

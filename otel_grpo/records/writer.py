@@ -318,8 +318,10 @@ class Writer:
         return threading.get_ident() == self._thread_id
 
     def _ring(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it rings already
+        try:  # noqa: SIM105 - without a frame more: the training pays for it
             self._bell.release()
+        except RuntimeError:
+            pass  # it rings already
 
     # --- the writer thread ---------------------------------------------------------------------
 

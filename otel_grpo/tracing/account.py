@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from operator import attrgetter
 
 import msgspec
 
@@ -29,6 +30,7 @@ class Row(msgspec.Struct, gc=False):
 _TRAINING = frozenset({semconv.POLICY_TRAIN, semconv.OPTIMIZER})
 # An update may be made of several windows, a loop may report none at all.
 _MOST_TRAINING = 100_000
+_START_AND_ID = attrgetter("start", "id")
 # Spans of others go on while no window is open.
 _MOST_WAITING = 10_000
 
@@ -92,7 +94,7 @@ class Account:
                 if row.start < end
             ]
             foreign = sum(at < end for at in self._foreign)
-        rows.sort(key=lambda row: (row.start, row.id))
+        rows.sort(key=_START_AND_ID)
         return rows, foreign
 
     def close(self, end: int) -> None:

@@ -40,7 +40,8 @@ class Event:
             run.guard.fault(self._name, TimeoutError("the run is busy"))
             return None
         if self._needed and (self._window is None or self._window is not run.window):
-            self._release()
+            self._locked = False
+            run._lock.release()
             run._misuse(f"{self._name}_outside", f"{self._name!r} outside an open iteration")
             return None
         return self._window
@@ -51,7 +52,9 @@ class Event:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        self._release()
+        if self._locked:
+            self._locked = False
+            self._run._lock.release()
         if not isinstance(error, Exception) or isinstance(error, ApiError):
             return False
         if isinstance(error, (ValueError, TypeError, OverflowError)):
@@ -59,8 +62,3 @@ class Event:
         else:
             self._run.guard.fault(self._name, error)
         return True
-
-    def _release(self) -> None:
-        if self._locked:
-            self._locked = False
-            self._run._lock.release()

@@ -55,13 +55,18 @@ class UpdateDraft:
     iteration: int
     event: UpdateEvent
     visits: list[Visit]
-    trained: int | None  # tokens under the loss mask of these visits
+    lengths: TrainedLengths | None  # where all the visits are named
     rows: list[Row]
     trace_id: str | None
     span_id: str | None
     scalars: dict[str, Number]
     covers: list[int]
     built: bool = False  # its record is made; set on the writer's thread
+
+    @property
+    def trained(self) -> int | None:
+        """Tokens under the loss mask of these visits."""
+        return None if self.lengths is None else self.lengths.total(self.visits)
 
 
 def rollout_attributes(

@@ -6,7 +6,8 @@ A tensor is refused by its type and never read: reading it would wait for the de
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, get_args
+from itertools import compress
+from typing import Annotated, Any, get_args
 
 import msgspec
 import numpy as np
@@ -21,6 +22,8 @@ from otel_grpo.tracing import sanitize
 Counts = Sequence[int] | npt.NDArray[np.integer[Any]]
 Flags = Sequence[bool] | npt.NDArray[np.bool_]
 
+_INTEGERS = list[Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]]
+_NATURALS = list[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]]
 _READABLE = frozenset({"builtins", "numpy", "array"})
 _KINDS = frozenset(get_args(PublicationKind))
 _STATUSES = frozenset(get_args(WindowStatus))
@@ -111,59 +114,58 @@ def batch(
 
 def column(values: Any, n: int, name: str) -> Ints:
     """One count per sample. Shape (n,)."""
+    array = _from_list(values, _NATURALS)
+    if array is not None and len(array) == n:
+        return array
     return _not_negative(integers(values, n, name), name)
 
 
 def integers(values: Any, n: int, name: str) -> Ints:
     """One whole number per sample. Shape (n,)."""
-    array = _from_list(values)
+    array = _from_list(values, _INTEGERS)
     if array is None:
         _refuse_unreadable(values, name)
         array = np.array(values)  # a copy: the training may write on its own
     if array.shape != (n,):
         raise ValueError(f"{name}: {array.shape} is not one number for each of {n} samples")
-    if n and (array.dtype.kind not in "iu" or int(array.max()) >= 2**63):
+    kind = array.dtype.kind
+    if n and (kind not in "iu" or (kind == "u" and int(array.max()) >= 2**63)):
         raise ValueError(f"{name}: whole numbers of at most 64 bits are needed")
     return array.astype(np.int64, copy=False)
 
 
-def _from_list(values: Any) -> Ints | None:
+def _from_list(values: Any, kind: Any) -> Ints | None:
     """A list of Python's own integers, the usual case, read in a third of the time; else None."""
     if type(values) is not list:
         return None
     try:
-        return as_array(msgspec.convert(values, list[int]))
+        return as_array(msgspec.convert(values, kind))
     except msgspec.ValidationError:
         return None
 
 
-def versions(values: int | Counts, n: int) -> Ints:
-    """The weights version of each sample, from one each or one for all. Shape (n,)."""
-    plain = sanitize.number(values)
+def lags(versions: int | Counts, now: int, n: int) -> Ints:
+    """How far each sample's weights version, one each or one for all, is behind. Shape (n,)."""
+    plain = sanitize.number(versions)
     if isinstance(plain, int):
-        return np.full(n, plain, dtype=np.int64)
-    return column(values, n, "versions")
+        return as_array([now - plain] * n)
+    return now - column(versions, n, "versions")
 
 
 def flagged(values: Any, n: int, name: str) -> Ints:
     """Positions of the samples that are marked, from one boolean per sample."""
-    array = _from_flags(values)
-    if array is None:
-        _refuse_unreadable(values, name)
-        array = np.asarray(values)
+    if _are_flags(values) and len(values) == n:
+        return as_array([*compress(range(n), values)])
+    _refuse_unreadable(values, name)
+    array = np.asarray(values)
     if array.shape != (n,) or (n and array.dtype.kind not in "biu"):
         raise ValueError(f"{name}: one boolean for each of {n} samples is needed")
     return np.flatnonzero(array)
 
 
-def _from_flags(values: Any) -> npt.NDArray[np.bool_] | None:
-    """The same for a list of Python's booleans."""
-    if type(values) is not list:
-        return None
-    try:
-        return np.frombuffer(bytes(msgspec.convert(values, list[bool])), np.bool_)
-    except msgspec.ValidationError:
-        return None
+def _are_flags(values: Any) -> bool:
+    """Whether they are a list of Python's booleans, the usual case."""
+    return type(values) is list and set(map(type, values)) <= {bool}
 
 
 def visits(samples: Iterable[tuple[RolloutId, int]]) -> list[Visit]:

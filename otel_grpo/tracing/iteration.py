@@ -164,11 +164,10 @@ class Iteration:
             if window is not None:
                 batch = given.batch(rollout_id, columns, indices, truncated, (first, n))
                 if versions is not None:
-                    given_by = given.versions(versions, len(indices))
                     now = self._run.version
                     if trainer_version is not None:
                         now = given.whole(trainer_version, "trainer_version")
-                    batch.columns["policy_lag"] = now - given_by
+                    batch.columns["policy_lag"] = given.lags(versions, now, len(indices))
                 if self._run.ledger.consume(batch) < batch.n:
                     self._run._tell_replay(batch.rollout_id)
         return Samples(rollout_id, indices)

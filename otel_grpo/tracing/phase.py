@@ -208,7 +208,8 @@ class Phase:
             if (row := self._row) is None:
                 self._end_shared(run, end_ns, error)
             elif row.end is None:  # else its user ended the span himself
-                run.account.end(row.id, end_ns, self._flags())
+                flags = 0 if self._span is None and not self._attributes else self._flags()
+                run.account.end(row.id, end_ns, flags)
                 run.output.span(self)
         finally:
             self._leave()

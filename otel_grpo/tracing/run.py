@@ -464,7 +464,7 @@ class Run:
             iteration=window.iteration,
             event=event,
             visits=visits,
-            trained=self.ledger.trained.total(visits) if named == count else None,
+            lengths=self.ledger.trained if named == count else None,
             rows=self.account.take_training(),
             trace_id=None if ids is None else f"{ids[0]:032x}",
             span_id=None if ids is None else f"{ids[1]:016x}",

@@ -139,8 +139,10 @@ class Sampler:
         return since is not None and monotonic() - since > self._patience_s
 
     def _ring(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it rings already
+        try:  # noqa: SIM105 - without a frame more: the training pays for it
             self._bell.release()
+        except RuntimeError:
+            pass  # it rings already
 
     # --- the sampler's thread
 

@@ -96,11 +96,16 @@ def scalars(given: object) -> tuple[dict[str, int | float | None], list[str]]:
     if not isinstance(given, Mapping):
         raise TypeError(f"scalars are a mapping of names to numbers, not {type(given).__name__}")
     for key, value in given.items():
-        plain = number(value)
-        if plain is None and value is not None:
-            continue
-        name = label(key)
-        if plain is not None and not _is_finite(plain):
+        plain: int | float | None
+        if type(value) is float:
+            plain, fits = value, math.isfinite(value)
+        else:
+            plain = number(value)
+            if plain is None and value is not None:
+                continue
+            fits = plain is None or _is_finite(plain)
+        name = key if type(key) is str and key.isascii() and len(key) <= MAX_TEXT else label(key)
+        if not fits:
             nonfinite.append(name)
             plain = None
         finite[name] = plain

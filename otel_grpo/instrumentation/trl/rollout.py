@@ -64,9 +64,9 @@ def count(
     Raises TypeError for tensors, which a rollout function may return: to read one may wait for a
     device.
     """
-    if any(hasattr(ids, "requires_grad") for ids in completion_ids):
+    if any(hasattr(kind, "requires_grad") for kind in set(map(type, completion_ids))):
         raise TypeError("the generation returned tensors instead of lists of ids")
-    written = [len(ids) for ids in completion_ids]
+    written = list(map(len, completion_ids))
     environment = None
     if tool_mask is not None:
         whole, written = written, [int(sum(mask)) for mask in tool_mask]
@@ -78,7 +78,7 @@ def count(
     first = process * len(prompt_ids)
     return Rollout(
         first=first,
-        prompt_lengths=[len(ids) for ids in prompt_ids],
+        prompt_lengths=list(map(len, prompt_ids)),
         completion_lengths=written,
         environment_lengths=environment,
         trained_lengths=trained,
