@@ -13,11 +13,13 @@ from pathlib import Path
 import msgspec
 
 from otel_grpo.audit.files import UNREADABLE, lines
+from otel_grpo.audit.laws import Laws
 from otel_grpo.audit.report import Findings, InputFault
 from otel_grpo.records.model import (
     ClockOffset,
     Joined,
     Left,
+    Observed,
     PublicationCompleted,
     RunFile,
     WindowOpened,
@@ -146,12 +148,16 @@ class Workers:
                 else:
                     joined[attempt] = line
                     self.peers[attempt].append(Peer(path, file, number, line))
+            elif isinstance(line, Left):
+                _check_end(file, number, line.observed, findings)
             elif line is not None:
                 self._notice(attempt, line)
         if broken is not None:
             raise InputFault(f"{path.parent.name}/{path.name}", *_said(broken))
 
-    def _notice(self, attempt: int, line: _Whole) -> None:
+    def _notice(
+        self, attempt: int, line: WindowOpened | PublicationCompleted | ClockOffset
+    ) -> None:
         if isinstance(line, ClockOffset):
             reading = (line.measured_ns, line.offset_ns, line.bound_ns)
             self.clocks[attempt, line.name].append(reading)
@@ -159,12 +165,19 @@ class Workers:
         if isinstance(line, WindowOpened):
             instant = line.start_ns
             self.opened.setdefault(attempt, Numbers()).add(line.iteration)
-        elif isinstance(line, PublicationCompleted):
+        else:
             instant = line.completed_ns
             self.late[attempt, line.iteration, line.version] = instant
-        else:
-            return
         self.last[attempt] = max(instant, self.last.get(attempt, instant))
+
+
+def _check_end(file: str, number: int, observed: Observed, findings: Findings) -> None:
+    """What a process says of its own files: the counts add up, and what it lost is a warning."""
+    Laws(findings).sinks(file, number, observed)
+    for name, sink in observed.sinks.items():
+        if sink.dropped:
+            message = f"its process dropped {sink.dropped} line(s)"
+            findings.add("warning", file, number, f"observed.sinks.{name}.dropped", message)
 
 
 def _said(broken: tuple[int, Exception]) -> tuple[int, str]:

@@ -66,6 +66,7 @@ class Job:
     versions: tuple[int, int] | None = None
     spmd: bool = False
     offsets: dict[str, tuple[int, int]] = field(default_factory=dict)
+    errors: Counter[str] = field(default_factory=Counter)  # of the others' own observers
 
     def add(self, record: RolloutRecord) -> None:
         """Adds one window."""
@@ -165,6 +166,7 @@ class Job:
                 for each in self.clocks(attempt)
             ],
             "versions": {"min": low, "max": high},
+            "errors": dict(self.errors),
         }
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from otel_grpo.cli.last_words import note_last_words
 from otel_grpo.cli.problem import Problem
 from otel_grpo.cli.text import count
 from otel_grpo.cli.view import View, count_record
@@ -37,6 +38,7 @@ def load(run_dir: Path) -> View:
         _read_clocks(view, run_dir)
     if view.summary is not None:
         _note_summary(view, view.summary, torn)
+    note_last_words(view, run_dir)
     return view
 
 

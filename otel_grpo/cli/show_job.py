@@ -30,6 +30,9 @@ def processes(view: View) -> Iterator[Block]:
         on = Counter(process.host for process in of_role)
         said = ", ".join(f"{n} on {visible(host)}" for host, n in sorted(on.items()))
         yield Line(name(role), said)
+    if view.job.errors:
+        errors = sorted(view.job.errors.items())
+        yield Line("own errors", ", ".join(f"{name(place)} {n}" for place, n in errors))
     yield from _clocks(view)
 
 

@@ -12,12 +12,15 @@ import pytest
 from otel_grpo.cli.job import ranges
 from otel_grpo.records.model import (
     ClockPair,
+    Left,
     Memory,
+    Observed,
     Process,
     Publication,
     RankCounts,
     Ranks,
     RolloutRecord,
+    SinkCounts,
 )
 
 SECOND = 10**9
@@ -228,3 +231,40 @@ def test_a_method_that_took_no_time_has_no_ratio(workers: Any, call: Any) -> Non
 def test_numbers_as_ranges() -> None:
     assert ranges([7, 1, 2, 3, 9, 10]) == "1-3, 7, 9-10"
     assert ranges([]) == ""
+
+
+def last_words(dropped: int, errors: dict[str, int], attempt: int = 1) -> bytes:
+    sinks = {"spans": SinkCounts(dropped + 1, 1, dropped, 0)}
+    left = Left("run-1", attempt, "completed", 9, Observed(sinks=sinks, errors=errors))
+    return b"x" * 100_000 + b"\n" + msgspec.json.encode(left) + b"\n"
+
+
+def test_what_other_processes_lost_themselves(workers: Any, call: Any) -> None:
+    """Rank 2 dropped spans and rank 3 had a fault; rank 1 was killed, its last line is another one."""
+    (workers.path / "workers").mkdir(parents=True)
+    workers.extra = {
+        "workers/policy-1-101.jsonl": b'{"kind":"call"}\n',
+        "workers/policy-2-102.jsonl": last_words(5, {"memory": 1}),
+        "workers/rollout-3-103.jsonl": last_words(0, {"memory": 2, "loop_span": 1}),
+        "workers/old-4-104.jsonl": last_words(7, {"memory": 9}, attempt=3),
+        "workers/empty-5-105.jsonl": b"",
+    }
+    output = told(call("show", workers.write()).stdout)
+    assert "workers/policy-2-102.jsonl: its process dropped 5 lines of spans" in output
+    assert output.count("its process dropped") == 1
+    assert "own errors loop_span 1, memory 3" in output
+    page = json.loads(call("show", workers.path, "--json").stdout)
+    assert page["job"]["errors"] == {"memory": 3, "loop_span": 1}
+
+
+def test_a_thousand_processes_that_lost_lines_are_few_notes(workers: Any, call: Any) -> None:
+    """Eight are named, the others counted."""
+    (workers.path / "workers").mkdir(parents=True)
+    workers.extra = {
+        f"workers/policy-{rank}-{100 + rank}.jsonl": last_words(1, {}) for rank in range(10)
+    }
+    notes = json.loads(call("show", workers.write(), "--json").stdout)["notes"]
+    assert [note for note in notes if "dropped" in note][7:] == [
+        "workers/policy-7-107.jsonl: its process dropped 1 line of spans",
+        "2 more files in workers/: lines were dropped there, too",
+    ]

@@ -243,3 +243,18 @@ def test_span_ids_are_unique_over_all_processes(spmd, tmp_path):
     spmd.files.spans["trainer-1-8.jsonl"] = [["2222222222222222"]]
     (finding,) = found(audit(spmd.write(tmp_path)), field="spanId")
     assert (finding.file, finding.stored) == ("spans/trainer-1-8.jsonl", "2222222222222222")
+
+
+@pytest.mark.parametrize(
+    ("written", "severity", "name"),
+    [(2, "warning", "observed.sinks.spans.dropped"), (3, "error", "observed.sinks.spans.created")],
+)
+def test_what_a_rank_lost(spmd, tmp_path, written, severity, name):
+    """Its last line says what it dropped; counts that do not add up are wrong there, too."""
+    sink = {"created": 7, "written": written, "dropped": 5, "pending": 0}
+    last = spmd.others[ONE][-1]
+    assert last["kind"] == "left"
+    last["observed"] = {"sinks": {"spans": sink}}
+    report = audit(spmd.write(tmp_path))
+    (finding,) = found(report, severity=severity, field=name)
+    assert (finding.file, finding.line) == (f"workers/{ONE}", len(spmd.others[ONE]))
