@@ -35,6 +35,7 @@ class _Worker:
     """One worker. Instants are the driver's: of the end of each call, of each reading."""
 
     number: int
+    since_ns: int = 0  # it is expected in windows that end later
     clock: WorkerClock | None = None  # None: it has not joined
     devices: Sequence[int] = ()
     left: bool = False
@@ -96,7 +97,8 @@ class Workers:
     def complete(self, iteration: int, start_ns: int, end_ns: int) -> bool:
         """Whether every worker that has not left was heard in the window."""
         return all(
-            worker.left or worker.heard(start_ns, end_ns) for worker in self._workers.values()
+            worker.left or worker.since_ns >= end_ns or worker.heard(start_ns, end_ns)
+            for worker in self._workers.values()
         )
 
     def gather(self, iteration: int, start_ns: int, end_ns: int) -> Gathered:
@@ -113,7 +115,9 @@ class Workers:
             worker.number
             for worker in self._workers.values()
             # What one wrote whose clock is not known may belong here, whether it left or not.
-            if worker.number not in heard and (worker.refused or not worker.left)
+            if worker.number not in heard
+            and worker.since_ns < end_ns
+            and (worker.refused or not worker.left)
         ]
         workers: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         memory = []
@@ -150,11 +154,15 @@ class Workers:
             worker.refused = False
 
     def _join(self, line: Joined) -> None:
+        known = line.name in self._workers  # from before, or because it is watched
         worker = self._worker(line.name)
         worker.left = False
         worker.clock = WorkerClock(line.clock, self._clock)
         for offset in self._offsets[line.name]:
             worker.clock.measured(offset)
+        started = worker.clock.place(line.started_unix_ns)
+        if started is not None and not known:
+            worker.since_ns = started.instant_ns
         worker.devices = self._inventory.add(line.devices)
         self._processes.append(
             Process(worker.number, line.role, line.host, line.pid, line.clock, line.name)

@@ -98,7 +98,8 @@ class SampleTable:
             start += n
         flags = np.zeros(len(self._codes), dtype=bool)
         flags[positions] = True
-        return np.flatnonzero(flags[self._kept]).tolist()
+        kept: list[int] = np.flatnonzero(flags[self._kept]).tolist()
+        return kept
 
     def _disagreements(self) -> int:
         if len(self._kept) == len(self._codes):

@@ -222,3 +222,20 @@ def test_readings_that_do_not_fit_together_cost_no_other_line(job):
     collector.look()
     assert collector.take(1, START, END).workers == {"step": {1: [7]}}
     assert job.faults == {"ranks.bad_line": 1}
+
+
+def test_a_worker_is_expected_from_its_start_on(job):
+    """One that joined while a window waited for something else is not missing in it; a watched one is."""
+    collector = job.of_workers("watched-1")
+    started = END + SHIFT
+    for name in ("watched-1", "policy-0"):
+        line = msgspec.structs.replace(worker(name), started_unix_ns=started)
+        job.write(name, line, call(END, END + 5))
+    closed(collector)
+    closed(collector, 2, END, END + SECOND)
+    job.now = END + 2 * SECOND
+    collector.look()
+    assert not closed(collector)
+    assert collector.take(1, START, END).ranks == Ranks(2, 1, [1])
+    assert closed(collector, 2, END, END + SECOND)
+    assert collector.take(2, END, END + SECOND).ranks == Ranks(3, 3)
