@@ -150,6 +150,9 @@ class Output:
             for k in range(len(closed.drafts) + 1):
                 record = partial(self._train_of_job, closed, k)
                 held = self.writer.put("metrics_raw", record, held=held)
+        else:  # a rank that can't read the others', for it has no directory
+            for draft in closed.drafts:
+                self.train(draft)
         return self.writer.put("metrics_raw", partial(self._rollout, closed), held=held)
 
     def train(self, draft: UpdateDraft) -> None:

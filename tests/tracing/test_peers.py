@@ -257,3 +257,15 @@ def test_what_was_restored_is_kept(tmp_path: Path, peers: Peers) -> None:
     run.finish()
     (attempt,) = reader.read_run_file(tmp_path / "run").attempts
     assert attempt.base == {"optimizer_step": 7}
+
+
+def test_what_a_rank_without_a_directory_loses_is_counted(tmp_path: Path, peers: Peers) -> None:
+    """Two windows, each with an update, and the run: five records."""
+    (tmp_path / "file").touch()
+    run = start(tmp_path / "file" / "run", peers)
+    for _ in range(2):
+        with run.iteration() as it, it.update():
+            pass
+    run.finish()
+    lost = run.output.writer.counts()["metrics_raw"]
+    assert (lost.created, lost.dropped) == (5, 5)
