@@ -30,7 +30,7 @@ BIN := $(DEV)/bin
 
 QUICK_CHECKS := check-format lint types contracts check-schema check-package
 # The longest first: two run at a time.
-CHECKS := test-trl test-ray $(addprefix test-core-,$(PYTHONS)) $(QUICK_CHECKS)
+CHECKS := test-reference test-trl test-ray $(addprefix test-core-,$(PYTHONS)) $(QUICK_CHECKS)
 
 # Each check leaves word that it passed; pytest leaves a report beside it. tools/summary.py reads both.
 passed = mkdir -p $(RESULTS) && touch $(RESULTS)/$@.ok
@@ -87,10 +87,15 @@ endif
 ifneq ($(TRL_PYTHON),)
 test-ray: .venv/ray ## The tests with Ray's real actors
 	@echo "== tests with Ray"
-	@.venv/ray/$(pytest) tests/ray tests/reference
+	@.venv/ray/$(pytest) tests/ray
+	@$(passed)
+
+test-reference: .venv/ray ## The tests of the reference trainer, whole trainings on Ray
+	@echo "== tests of the reference trainer"
+	@.venv/ray/$(pytest) tests/reference
 	@$(passed)
 else
-test-ray:
+test-ray test-reference:
 	@echo "== tests with Ray: left out, their torch needs Python 3.11 or later and this machine has none"
 	@$(passed)
 endif

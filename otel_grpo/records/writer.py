@@ -16,8 +16,8 @@ but not a power cut. Every file is synced once, when the writer is closed.
 
 Each line is one ``write()`` on an ``O_APPEND`` descriptor. A line that the disk took only in part is
 taken back, so that a file holds whole lines only; later lines are tried again. One cut is out of
-our hands: SIGKILL may stop the kernel between two pages of a long line, the last of its file.
-Readers set it apart.
+our hands: a sudden end (SIGKILL, SIGTERM's default, ``os._exit``) may stop the kernel between two
+pages of a long line, the last of its file. Readers set it apart.
 """
 
 from __future__ import annotations

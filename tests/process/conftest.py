@@ -24,6 +24,7 @@ from otel_grpo.records.replay import summarize
 from otel_grpo.records.summary import encode_summary
 
 LOOP = Path(__file__).with_name("loop.py")
+OS_EXIT = 7  # the status of its ends by `os._exit`
 
 
 @dataclass
@@ -45,15 +46,20 @@ class Ended:
     def trained_to_the_end(self) -> bool:
         return Path(f"{self.path}.trained").exists()
 
+    @property
+    def sudden(self) -> bool:
+        """SIGKILL; and SIGTERM's default and `os._exit`, by which the kernel kills the other threads."""
+        return self.code in (-signal.SIGKILL, -signal.SIGTERM, OS_EXIT)
+
     def records(self) -> Counter[str]:
-        """Whole records by kind; none may be bad or out of order, and only SIGKILL may cut one."""
+        """Whole records by kind; none may be bad or out of order, and only a sudden end may cut one."""
         counts: Counter[str] = Counter()
         raw = self.path / "metrics_raw.jsonl"
         # A kill may come between the making of the file and its first line.
         any_line = raw.exists() and raw.stat().st_size > 0
         for line in reader.read_records(raw) if any_line else ():
             if isinstance(line, reader.Torn):
-                assert self.code == -signal.SIGKILL
+                assert self.sudden
                 continue
             counts[type(line.value).__name__.removesuffix("Record").lower()] += 1
         return counts
@@ -61,11 +67,11 @@ class Ended:
     def check_lines(self) -> None:
         """Every line of every file is whole JSON.
 
-        Only SIGKILL may cut the very last one: the kernel gives a write up between two pages.
+        Only a sudden end may cut the very last one: the kernel gives a write up between two pages.
         """
         for path in self.path.rglob("*.jsonl"):
             *lines, rest = path.read_bytes().split(b"\n")
-            assert not rest or self.code == -signal.SIGKILL, path
+            assert not rest or self.sudden, path
             for line in lines:
                 json.loads(line)
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from ray_support import HERE, INIT, until
 
 from otel_grpo.records.model import Call, Joined, WorkerLine, WorkerMemory
 
-HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE)]  # the actors; Ray's workers get it by their environment
 
 for _name in ("RUN_DIR", "RUN_ID", "DISABLED", "ROLE", "DOES"):
@@ -23,9 +22,6 @@ for _name in ("RUN_DIR", "RUN_ID", "DISABLED", "ROLE", "DOES"):
 os.environ["OTEL_GRPO_STRICT"] = "true"  # in the workers too
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_AUTH_MODE"] = "disabled"
-
-# Ray starts as many workers at once as it has CPUs; the actors of these tests ask for none.
-INIT = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 200 * 2**20}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -93,14 +89,6 @@ class Observed:
 
         until(lambda: len(found()) >= n)
         return found()
-
-
-def until(true: Callable[[], Any], seconds: float = 30) -> None:
-    """Wait for what another process does in its time."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
 
 
 def their_hook() -> Callable[[], None]:

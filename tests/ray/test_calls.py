@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import ray
 from actors import Timed, TimedAsync, TimedThreads, reward
-from conftest import until
 from plain_actors import Failure, Plain
+from ray_support import until
 
 
 def attributes(span: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import msgspec
-from conftest import HERE, INIT
+from ray_support import HERE, INIT
 
 from otel_grpo.audit import audit
 from otel_grpo.records import reader

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import ray
 from actors import Timed
-from conftest import HERE, until
 from plain_actors import Plain
+from ray_support import HERE, until
 
 import otel_grpo.ray
 from otel_grpo.ray import joining
