@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from ray_support import HERE, INIT, until
 
 from otel_grpo.records.model import Call, Joined, WorkerLine, WorkerMemory
 
-sys.path[:0] = [str(HERE)]  # the actors; Ray's workers get it by their environment
+# The actors, and what the tests share; Ray's workers get it by their environment.
+sys.path[:0] = [str(Path(__file__).parent)]
+
+from ray_support import HERE, INIT, until  # noqa: E402
 
 for _name in ("RUN_DIR", "RUN_ID", "DISABLED", "ROLE", "DOES"):
     os.environ.pop(f"OTEL_GRPO_{_name}", None)
