@@ -76,7 +76,7 @@ def _accounted(run_dir: Path) -> Iterator[Row]:
     each, share = own / len(wall[1:]), own / sum(wall[1:])
     yield Row(
         f"own accounted time, TRL, {median(wall[1:]) / 1e9:.2f} s an iteration",
-        f"{share:.2%}: {each / 1e3:,.0f} us an iteration (spans, counts, memory readings), which is "
+        f"{share:.2%}: {each / 1e3:,.0f} us an iteration (phases, counts, windows), which is "
         f"0.1 % from {each / GOAL / 1e9:.1f} s an iteration on",
         "<= 0.1 %",
         share <= GOAL,

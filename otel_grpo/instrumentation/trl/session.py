@@ -239,9 +239,10 @@ class Session:
     def exit_profiling(self, context: Any, error: BaseException | None) -> None:
         _stop(self._timed_rewards.pop(id(context), None), error)
 
-    def log_profiling(self, context: Any) -> Steps:
+    def log_profiling(self, context: Any) -> Steps | None:
         if context.is_main_process and not _PROFILING_SINKS.isdisjoint(context.report_to or ()):
-            yield from self._timed(semconv.LOG)
+            return self._timed(semconv.LOG)
+        return None
 
     # --- callbacks
 
