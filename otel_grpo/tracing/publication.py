@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from otel_grpo.records.model import Publication as Row
+from otel_grpo.tracing import given
 
 if TYPE_CHECKING:
     from otel_grpo.records.model import PublicationKind
@@ -59,7 +60,22 @@ class Publication:
             bytes: size of what was transferred.
             queue: rollouts that wait to be trained on at this moment.
         """
-        self._run._publication_completed(self, at_ns, bytes, queue)
+        run = self._run
+        completed_ns = run._instant("publication", at_ns)
+        with run._event("publication", run.window, window_needed=False):
+            if not run.live:
+                return
+            if self.completed_ns is not None:
+                run._misuse("publication_twice", "a publication was completed twice")
+                return
+            self.completed_ns = completed_ns
+            self.bytes = run._checked("publication", bytes, _as_bytes)
+            self.queue = run._checked("publication", queue, _as_queue)
+            if self.recorded:
+                run.output.published_late(self.iteration, self.version, completed_ns)
+            elif run.sampler is not None:
+                self.request = run.sampler.ask(run.opened_samples(), asked=False)
+            run.handover.release_windows(run.clock.now())
 
     def row(self, window_end_ns: int) -> Row:
         """What the record of its window says of it."""
@@ -73,3 +89,11 @@ class Publication:
             bytes=self.bytes,
             snapshot=self.snapshot,
         )
+
+
+def _as_bytes(value: Any) -> int:
+    return given.natural(value, "bytes")
+
+
+def _as_queue(value: Any) -> int:
+    return given.natural(value, "the length of the queue")

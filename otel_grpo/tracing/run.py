@@ -26,7 +26,6 @@ from otel_grpo.tracing import given, lanes, lifecycle, sanitize
 from otel_grpo.tracing.account import Account
 from otel_grpo.tracing.carrier import carrier
 from otel_grpo.tracing.event import Event
-from otel_grpo.tracing.evidence import UpdateDraft
 from otel_grpo.tracing.guard import ApiError, Guard, logger
 from otel_grpo.tracing.handover import Handover
 from otel_grpo.tracing.iteration import Iteration
@@ -41,11 +40,9 @@ if TYPE_CHECKING:
 
     from otel_grpo.core.ledger import RolloutId
     from otel_grpo.tracing.peers import Peers
-    from otel_grpo.tracing.publication import Publication
     from otel_grpo.tracing.rank_output import RankOutput
     from otel_grpo.tracing.sampler import Sampler
     from otel_grpo.tracing.samples import Samples
-    from otel_grpo.tracing.update import Update
 
 T = TypeVar("T")
 
@@ -412,88 +409,6 @@ class Run:
             self._misuse("iteration_end", "an iteration would end before its start")
         return max(end, window.start_ns)
 
-    # --- updates, publications -------------------------------------------------------------------
-
-    def _update_starts(self) -> bool:
-        """False where there is no window for it."""
-        with self._event("update", self.window) as window:
-            if window is not None:
-                self.handover.release_update()
-                return True
-        return False
-
-    def _update_ends(self, update: Update, error: BaseException | None) -> None:
-        phase, ids = update.phase, update.phase.ids
-        with self._event("update", self.window) as window:
-            end = update.end_ns = self.clock.now()
-            phase.stop(error, end)
-            if window is None:
-                return
-            pending = self.ledger.pending
-            count = pending if update.samples is None else update.samples
-            if count > pending:
-                self._misuse(
-                    "update_samples",
-                    f"an update of {count} samples after {pending} visits: call `trained` before",
-                )
-                count = pending
-            mark = self.ledger.mark()
-            try:
-                self.handover.draft = self._count_update(update, window, ids, end, count)
-            except BaseException:  # an interrupt: the window's record and the update's agree
-                self.handover.draft = None
-                self.ledger.back_to(mark)
-                raise
-
-    def _count_update(
-        self,
-        update: Update,
-        window: Window,
-        ids: tuple[int, int] | None,
-        end: int,
-        count: int,
-    ) -> UpdateDraft:
-        visits = self.ledger.take(count)
-        named = sum(len(visit.indices) for visit in visits)
-        start = end if update.phase.start_ns is None else update.phase.start_ns
-        event = self.ledger.update(
-            start, end, count, update.nominal, update.status, update.reason, update.ranks
-        )
-        self.handover.cover(event.step)
-        return UpdateDraft(
-            iteration=window.iteration,
-            event=event,
-            visits=visits,
-            lengths=self.ledger.trained if named == count else None,
-            rows=self.account.take_training(),
-            trace_id=None if ids is None else f"{ids[0]:032x}",
-            span_id=None if ids is None else f"{ids[1]:016x}",
-            scalars={},
-            covers=[],
-        )
-
-    def _publication_completed(
-        self, publication: Publication, at_ns: int | None, size: int | None, queue: int | None
-    ) -> None:
-        completed_ns = self._instant("publication", at_ns)
-        with self._event("publication", self.window, window_needed=False):
-            if not self.live:
-                return
-            if publication.completed_ns is not None:
-                self._misuse("publication_twice", "a publication was completed twice")
-                return
-            publication.completed_ns = completed_ns
-            publication.bytes = self._checked("publication", size, _as_bytes)
-            publication.queue = self._checked("publication", queue, _as_queue)
-            if not publication.recorded and self.sampler is not None:
-                samples = self.opened_samples()
-                publication.request = self.sampler.ask(samples, asked=False)
-            if publication.recorded:
-                self.output.published_late(
-                    publication.iteration, publication.version, publication.completed_ns
-                )
-            self.handover.release_windows(self.clock.now())
-
     def worker_call(self, method: str, duration_ns: int) -> None:
         """One call of a timed function that ended in the open window."""
         with self._event("timed", self.window, window_needed=False) as window:
@@ -594,14 +509,6 @@ class Run:
 
 def _as_instant(value: Any) -> int:
     return given.whole(value, "an instant in nanoseconds")
-
-
-def _as_bytes(value: Any) -> int:
-    return given.natural(value, "bytes")
-
-
-def _as_queue(value: Any) -> int:
-    return given.natural(value, "the length of the queue")
 
 
 def status_of(error: BaseException | None) -> RunStatus:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_grpo import semconv
 from otel_grpo.tracing import given, sanitize
+from otel_grpo.tracing.evidence import UpdateDraft
 from otel_grpo.tracing.phase import Phase
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from otel_grpo.tracing.run import Run
+    from otel_grpo.tracing.window import Window
 
 
 class Update:
@@ -49,7 +51,7 @@ class Update:
         self.stop(error)
 
     def start(self) -> Update:
-        self._open = self._run._update_starts()
+        self._open = self._starts()
         self._refused = not self._open
         if self._open:
             self.phase.start()
@@ -64,7 +66,7 @@ class Update:
         self._open = False
         if error is not None:
             self.fail(type(error).__qualname__)
-        self._run._update_ends(self, error)
+        self._ends(error)
 
     def skip(self, reason: str) -> None:
         """The step changed no weights: gradient overflow, a gradient that is not finite."""
@@ -75,3 +77,57 @@ class Update:
         self.status, self.reason = "failed", sanitize.label(reason)
         checked = self._run._checked("update", ranks, given.ranks)
         self.ranks = checked or self.ranks
+
+    def _starts(self) -> bool:
+        """False where there is no window for it."""
+        run = self._run
+        with run._event("update", run.window) as window:
+            if window is not None:
+                run.handover.release_update()
+                return True
+        return False
+
+    def _ends(self, error: BaseException | None) -> None:
+        run, ledger, ids = self._run, self._run.ledger, self.phase.ids
+        with run._event("update", run.window) as window:
+            end = self.end_ns = run.clock.now()
+            self.phase.stop(error, end)
+            if window is None:
+                return
+            count = ledger.pending if self.samples is None else self.samples
+            if count > ledger.pending:
+                run._misuse(
+                    "update_samples",
+                    f"an update of {count} samples after {ledger.pending} visits: "
+                    "call `trained` before",
+                )
+                count = ledger.pending
+            mark = ledger.mark()
+            try:
+                run.handover.draft = self._draft(window, ids, end, count)
+            except BaseException:  # an interrupt: the window's record and the update's agree
+                run.handover.draft = None
+                ledger.back_to(mark)
+                raise
+
+    def _draft(
+        self, window: Window, ids: tuple[int, int] | None, end: int, count: int
+    ) -> UpdateDraft:
+        """Count it: what its record will be made of."""
+        run, ledger = self._run, self._run.ledger
+        visits = ledger.take(count)
+        named = sum(len(visit.indices) for visit in visits)
+        start = end if self.phase.start_ns is None else self.phase.start_ns
+        event = ledger.update(start, end, count, self.nominal, self.status, self.reason, self.ranks)
+        run.handover.cover(event.step)
+        return UpdateDraft(
+            iteration=window.iteration,
+            event=event,
+            visits=visits,
+            lengths=ledger.trained if named == count else None,
+            rows=run.account.take_training(),
+            trace_id=None if ids is None else f"{ids[0]:032x}",
+            span_id=None if ids is None else f"{ids[1]:016x}",
+            scalars={},
+            covers=[],
+        )
