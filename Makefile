@@ -135,8 +135,9 @@ check-package: $(DEV)
 bench: .venv/bench $(if $(TRL_PYTHON),.venv/trl .venv/ray) ## Measure what observing costs, against the bare SDK and others
 	@.venv/bench/bin/python -m benchmarks
 
-soak: $(DEV) ## Kill, stop and starve runs for a long time
+soak: $(DEV) $(if $(TRL_PYTHON),.venv/ray) ## Kill, stop and starve runs for a long time
 	@$(BIN)/pytest -m soak --ignore=tests/trl --ignore=tests/ray --ignore=tests/reference tests
+	@$(if $(TRL_PYTHON),.venv/ray/bin/pytest -m soak tests/ray)
 
 ##@ Upkeep
 

@@ -72,6 +72,7 @@ class WorkerPeers(Collector):
         super().__init__(folder, self._workers, now=clock.now, on_fault=on_fault)
 
     def watch(self, names: Iterable[str]) -> None:
-        """Count workers before they are heard of: one that never is counts as missing."""
+        """Count workers from now on, before they are heard of: one that never is is missing."""
+        since_ns = self._now()
         with self._lock:
-            self._workers.watch(names)
+            self._workers.watch(names, since_ns)

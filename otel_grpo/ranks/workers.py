@@ -67,10 +67,11 @@ class Workers:
         self._ends: list[int] = []
         self._forgot = False  # there were windows before these
 
-    def watch(self, names: Iterable[str]) -> None:
+    def watch(self, names: Iterable[str], since_ns: int) -> None:
         """Number workers before they are heard of: one that never is counts as missing."""
         for name in names:
-            self._worker(name)
+            if name not in self._workers:
+                self._worker(name).since_ns = since_ns
 
     def wants(self, peer: Peer, waiting: Iterable[int]) -> bool:
         """Every file may have calls of the open window."""

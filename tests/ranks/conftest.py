@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -10,9 +11,9 @@ import pytest
 from otel_grpo.ranks.collector import Collector
 from otel_grpo.ranks.contributions import Contributions
 from otel_grpo.ranks.folder import Folder
-from otel_grpo.ranks.workers import Workers
+from otel_grpo.ranks.job import WorkerPeers
 from otel_grpo.records.inventory import Inventory
-from otel_grpo.records.model import Device
+from otel_grpo.records.model import Attempt, Device, Trainer, World
 from tests.ranks.lines import ATTEMPT, OURS, RUN
 
 
@@ -39,17 +40,20 @@ class Job:
 
     def of_ranks(self, world):
         folder = self.folder()
-        return self._collector(folder, Contributions(folder, world, self.inventory))
-
-    def of_workers(self, *watched):
-        folder = self.folder()
-        store = Workers(folder, OURS, self.inventory)
-        store.watch(watched)
-        return self._collector(folder, store)
-
-    def _collector(self, folder, store):
+        store = Contributions(folder, world, self.inventory)
         collector = Collector(folder, store, now=lambda: self.now, on_fault=self.fault)
         collector._release = self.release
+        return collector
+
+    def of_workers(self, *watched):
+        world = World(1, self.inventory.devices)
+        attempt = Attempt(ATTEMPT, 5, "h", 1, OURS, Trainer("t"), world)
+        clock = SimpleNamespace(now=lambda: self.now)
+        collector = WorkerPeers(
+            self.path.parent, RUN, attempt, self.inventory.roles, clock, self.fault
+        )
+        collector._release = self.release
+        collector.watch(watched)
         return collector
 
     def write(self, name, *lines, end=b"\n"):

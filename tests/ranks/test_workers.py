@@ -79,6 +79,16 @@ def test_a_silent_worker_is_waited_for_and_missing(job):
     assert collector.take(1, START, END).ranks == Ranks(4, 2, [1, 2])
 
 
+def test_a_worker_is_watched_from_now_on(job):
+    """A closed window whose record waits for another one is not missing who came after it."""
+    collector = job.of_workers("gone")
+    closed(collector)
+    job.now = END
+    collector.watch(["new"])
+    assert collector.take(1, START, END).ranks == Ranks(2, 1, [1])
+    assert collector.take(2, START, END + 1).ranks == Ranks(3, 1, [1, 2])
+
+
 def test_a_worker_that_left_is_expected_in_no_later_window(job):
     """It counts where it was heard."""
     collector = job.of_workers()
