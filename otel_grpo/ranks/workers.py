@@ -40,6 +40,7 @@ class _Worker:
     devices: Sequence[int] = ()
     left: bool = False
     refused: bool = False  # its clock is not known, which was said
+    silent: bool = False  # a record was made without it, and nothing was heard since
     calls: list[tuple[int, str, int]] = field(default_factory=list)  # instant, method, duration
     readings: list[tuple[int, Memory]] = field(default_factory=list)
 
@@ -96,9 +97,15 @@ class Workers:
                 self._worker(peer.joined.name).left = True
 
     def complete(self, iteration: int, start_ns: int, end_ns: int) -> bool:
-        """Whether every worker that has not left was heard in the window."""
+        """Whether every worker that has not left was heard in the window.
+
+        One that a record was made without is not waited for again before it is heard: it may be dead.
+        """
         return all(
-            worker.left or worker.since_ns >= end_ns or worker.heard(start_ns, end_ns)
+            worker.left
+            or worker.silent
+            or worker.since_ns >= end_ns
+            or worker.heard(start_ns, end_ns)
             for worker in self._workers.values()
         )
 
@@ -123,6 +130,7 @@ class Workers:
         workers: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         memory = []
         for worker in self._workers.values():
+            worker.silent = worker.number in missing
             for instant, method, duration in sorted(worker.calls):
                 if start_ns <= instant < end_ns:
                     workers[method][worker.number].append(duration)
@@ -172,6 +180,7 @@ class Workers:
     def _call(self, peer: Peer, worker: _Worker, line: Call) -> None:
         instant = self._placed(peer, worker, line.end_ns)
         if instant is not None:
+            worker.silent = False
             worker.calls.append((instant, line.method, line.end_ns - line.start_ns))
 
     def _read(self, peer: Peer, worker: _Worker, memory: Memory) -> None:
@@ -181,6 +190,7 @@ class Workers:
         for row, read_at in enumerate(memory.instant):
             instant = self._placed(peer, worker, read_at)
             if instant is not None:
+                worker.silent = False
                 one = _row(memory, row, instant, worker.number)
                 worker.readings.append((instant, placed(one, worker.devices)))
 

@@ -79,6 +79,36 @@ def test_a_silent_worker_is_waited_for_and_missing(job):
     assert collector.take(1, START, END).ranks == Ranks(4, 2, [1, 2])
 
 
+def test_a_dead_worker_is_waited_for_once(job):
+    """It is missing in each later window, whose records come without it; heard again, it counts."""
+    collector = job.of_workers()
+    job.write("a", worker("policy-0"), call(START, START + 1))
+    job.write("b", worker("policy-1"))
+    closed(collector)
+    job.now = END + SECOND
+    collector.look()
+    assert not closed(collector)
+    assert collector.take(1, START, END).ranks == Ranks(3, 2, [2])
+    job.write("a", call(END, END + 1))
+    closed(collector, 2, END, END + SECOND)
+    job.now = END + 2 * SECOND
+    collector.look()
+    assert closed(collector, 2, END, END + SECOND)
+    assert collector.take(2, END, END + SECOND).ranks == Ranks(3, 2, [2])
+    job.write("a", call(END, END + 3 * SECOND))
+    job.write("b", call(END, END + 3 * SECOND))
+    later = END + 2 * SECOND, END + 4 * SECOND
+    closed(collector, 3, *later)
+    job.now = END + 5 * SECOND
+    collector.look()
+    assert collector.take(3, *later).ranks == Ranks(3, 3)
+    job.write("a", call(END, END + 5 * SECOND))
+    closed(collector, 4, END + 4 * SECOND, END + 6 * SECOND)
+    job.now = END + 7 * SECOND
+    collector.look()
+    assert not closed(collector, 4, END + 4 * SECOND, END + 6 * SECOND)
+
+
 def test_a_worker_is_watched_from_now_on(job):
     """A closed window whose record waits for another one is not missing who came after it."""
     collector = job.of_workers("gone")
