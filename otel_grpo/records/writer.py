@@ -243,6 +243,11 @@ class Writer:
         with self._lock:
             return {name: state.counts() for name, state in self._states.items()}
 
+    def unwritten(self) -> str:
+        """How many of what were dropped or still wait, as one says it; empty where there is nothing."""
+        lost = {name: each.dropped + each.pending for name, each in self.counts().items()}
+        return ", ".join(f"{name} {n}" for name, n in lost.items() if n)
+
     @property
     def head(self) -> str | None:
         """Hash of the last line of the chained sink."""

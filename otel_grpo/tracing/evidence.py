@@ -26,12 +26,11 @@ if TYPE_CHECKING:
 
     from otel_grpo.core.ledger import Visit
     from otel_grpo.core.timeline import Timeline
+    from otel_grpo.records.inventory import DeviceRoles
     from otel_grpo.records.model import Number
     from otel_grpo.tracing.account import Row
     from otel_grpo.tracing.samples import Row as ReadingRow, Samples
     from otel_grpo.tracing.window import ClosedWindow
-
-DeviceRoles = list[tuple[int, list[str]]]
 
 _READING_COLUMNS = (
     "device",

@@ -67,6 +67,11 @@ def tell(message: str) -> None:
         print(f"otel-grpo: {message}", file=sys.stderr, flush=True)  # noqa: T201
 
 
+def warn_of_loss(sink: str, reason: str, message: str) -> None:
+    """What a writer has to say, once for a sink and a reason."""
+    logger.warning("otel-grpo: %s (training goes on)", message)
+
+
 def is_true(value: str | None) -> bool:
     """OpenTelemetry's rule for environment variables: only "true", in any case, is true."""
     return value is not None and value.strip().lower() == "true"

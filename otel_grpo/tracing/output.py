@@ -10,13 +10,14 @@ import msgspec
 
 from otel_grpo.records import rundir
 from otel_grpo.records.files import atomic_write
+from otel_grpo.records.inventory import DeviceRoles
 from otel_grpo.records.model import Observed, PublicationCompleted, WindowOpened
 from otel_grpo.records.replay import load_earlier
 from otel_grpo.records.summary import encode_summary
 from otel_grpo.records.writer import STALL_S, Writer
 from otel_grpo.tracing import lifecycle
-from otel_grpo.tracing.evidence import DeviceRoles, UpdateDraft
-from otel_grpo.tracing.guard import logger, tell
+from otel_grpo.tracing.evidence import UpdateDraft
+from otel_grpo.tracing.guard import logger, tell, warn_of_loss
 from otel_grpo.tracing.light import encode_spans
 from otel_grpo.tracing.recorder import Recorder
 
@@ -99,7 +100,7 @@ class Output:
             seq=0 if directory is None else directory.seq,
             prev=None if directory is None else directory.prev,
             on_error=guard.fault,
-            on_warning=_warn_of_loss,
+            on_warning=warn_of_loss,
             after_write=self._written,
             tick=self.tick,
             tick_s=SUMMARY_TICK_S,
@@ -188,13 +189,9 @@ class Output:
         self._say_goodbye(whole)
 
     def _say_goodbye(self, whole: bool) -> None:
-        lost = {
-            name: counts.dropped + counts.pending
-            for name, counts in self.writer.counts().items()
-            if counts.dropped or counts.pending
-        }
+        lost = self.writer.unwritten()
         if lost or not whole:
-            told = ", ".join(f"{name} {n}" for name, n in lost.items()) or "the summary"
+            told = lost or "the summary"
             logger.warning("otel-grpo: not written: %s (run %s, %s)", told, self.run_id, self.path)
         elif self.path is not None:
             tell(f"run {self.run_id} is recorded in {self.path}{self._lacking()}")
@@ -274,7 +271,3 @@ class Output:
             sinks=self.writer.counts(),
             time_unix_ns=self._clock.now(),
         )
-
-
-def _warn_of_loss(sink: str, reason: str, message: str) -> None:
-    logger.warning("otel-grpo: %s (training goes on)", message)

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_grpo.core.clock import Clock
+    from otel_grpo.records.inventory import DeviceRoles
     from otel_grpo.records.model import Attempt
     from otel_grpo.records.worker_dir import WorkerDir
-    from otel_grpo.tracing.evidence import DeviceRoles
 
 __all__ = ["Gathered", "Job", "Peers"]
 

@@ -15,6 +15,7 @@ from opentelemetry.trace import Status, StatusCode
 from otel_grpo import semconv
 from otel_grpo.core.ledger import visit_runs
 from otel_grpo.records import build
+from otel_grpo.records.inventory import DeviceRoles
 from otel_grpo.records.merge import Merged, merge
 from otel_grpo.records.model import (
     Attempt,
@@ -35,7 +36,6 @@ from otel_grpo.records.model import (
 )
 from otel_grpo.records.summary import TotalsBuilder, summary_of
 from otel_grpo.tracing.evidence import (
-    DeviceRoles,
     UpdateDraft,
     as_row,
     contribution,

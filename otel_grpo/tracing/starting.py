@@ -31,9 +31,9 @@ from otel_grpo.tracing.sampler import INTERVAL_S, Readings, Sampler
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
+    from otel_grpo.records.inventory import DeviceRoles
     from otel_grpo.records.rundir import RunDir
     from otel_grpo.records.worker_dir import WorkerDir
-    from otel_grpo.tracing.evidence import DeviceRoles
     from otel_grpo.tracing.peers import Job
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from otel_grpo.records.files import errno_name
 from otel_grpo.records.model import Left, Observed
 from otel_grpo.records.writer import BOUNDS, STALL_S, Sink, Writer
-from otel_grpo.tracing.guard import logger
+from otel_grpo.tracing.guard import logger, warn_of_loss
 from otel_grpo.tracing.light import encode_spans
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class WorkerOutput:
         self.writer = Writer(
             [self._workers(None), self._spans(None)],
             on_error=guard.fault,
-            on_warning=_warn_of_loss,
+            on_warning=warn_of_loss,
             lull_s=LULL_S,
         )
 
@@ -100,13 +100,9 @@ class WorkerOutput:
         self._ending.set()
         # A file system that hung for the first wait is not waited for again.
         whole = self.writer.close(stall=STALL_S if flushed else 0)
-        lost = {
-            sink: counts.dropped + counts.pending
-            for sink, counts in self.writer.counts().items()
-            if counts.dropped or counts.pending
-        }
+        lost = self.writer.unwritten()
         if lost or not whole:
-            told = ", ".join(f"{sink} {n}" for sink, n in lost.items()) or "the last lines"
+            told = lost or "the last lines"
             logger.warning("otel-grpo: not written: %s (%s, %s)", told, self._file, self.path)
 
     # --- on the writer's thread
@@ -147,7 +143,3 @@ class WorkerOutput:
                 time_unix_ns=self._clock.now(),
             ),
         )
-
-
-def _warn_of_loss(sink: str, reason: str, message: str) -> None:
-    logger.warning("otel-grpo: %s (training goes on)", message)
