@@ -82,6 +82,7 @@ class Lock:
 LOCKS = (
     Lock("dev", ("pyproject.toml", "--group", "dev"), PYTHONS),
     Lock("bench", ("pyproject.toml", "--group", "bench"), PYTHONS[1:]),
+    Lock("live", ("pyproject.toml", "--group", "live"), PYTHONS[1:]),  # the dashboards' library
     Lock(
         "trl",
         (
@@ -108,6 +109,9 @@ ENVIRONMENTS = {
     for environment in (
         *(Environment(f"dev-{python}", "dev", (python,), DEV_PROOF) for python in PYTHONS),
         Environment("bench", "bench", PYTHONS[1:], "import logfire, numpy"),
+        Environment(
+            "live", "live", PYTHONS[1:], "import grafana_foundation_sdk, promql_parser, pytest, yaml"
+        ),
         Environment("trl", "trl", PYTHONS[1:], "from trl import GRPOTrainer", torch=True),
         Environment(
             "ray", "ray", PYTHONS[1:], "import ray, torch, transformers, pytest", torch=True
