@@ -10,8 +10,8 @@ from itertools import chain
 
 from msgspec import UNSET
 
-from otel_grpo.ranks.clocks import WorkerClock
 from otel_grpo.ranks.folder import Folder, Line, Peer
+from otel_grpo.records.clocks import WorkerClock
 from otel_grpo.records.inventory import Inventory, placed, ragged
 from otel_grpo.records.merge import Gathered
 from otel_grpo.records.model import (

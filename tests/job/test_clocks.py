@@ -28,9 +28,9 @@ from left import Files
 import otel_grpo.ray
 from otel_grpo.cli.show import show
 from otel_grpo.core.clock import boot_id
-from otel_grpo.ranks.clocks import WorkerClock
 from otel_grpo.ray.environment import _belongs
 from otel_grpo.records import reader
+from otel_grpo.records.clocks import WorkerClock
 from otel_grpo.records.model import (
     Call,
     ClockOffset,

@@ -8,8 +8,8 @@ import ray
 from actors import Timed
 
 import otel_grpo.ray
-from otel_grpo.ranks.clocks import WorkerClock
 from otel_grpo.records import reader
+from otel_grpo.records.clocks import WorkerClock
 from otel_grpo.records.model import ClockOffset, ClockPair
 from otel_grpo.records.reader import Whole
 from tests.job.clock_shim.clocks import Clocks, compiled

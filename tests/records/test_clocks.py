@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from otel_grpo.ranks.clocks import Placed, WorkerClock
+from otel_grpo.records.clocks import Placed, WorkerClock
 from otel_grpo.records.model import ClockOffset, ClockPair
 
 OURS = ClockPair("boot", 5_000_000, 1_000)
