@@ -53,15 +53,16 @@ class Laws:
                 self._wrong(line, name, f"not {digits} hex digits, or zero", value)
 
     def sinks(self, file: str, line: int | None, observed: Observed) -> None:
-        """In each sink created = written + dropped + pending."""
+        """In each sink created = written + dropped + pending + unconfirmed."""
         for name, sink in observed.sinks.items():
+            unconfirmed = sink.unconfirmed or 0  # files have none
             self._findings.equal(
                 file,
                 line,
                 f"observed.sinks.{name}.created",
                 sink.created,
-                sink.written + sink.dropped + sink.pending,
-                "created = written + dropped + pending",
+                sink.written + sink.dropped + sink.pending + unconfirmed,
+                "created = written + dropped + pending + unconfirmed",
             )
 
     def intervals(self, line: int, rows: Sequence[IntervalRow]) -> None:

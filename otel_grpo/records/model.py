@@ -178,13 +178,17 @@ class TrainAttributes(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SinkCounts(msgspec.Struct):
-    """created = written + dropped + pending (+ unconfirmed: sent, no answer)."""
+    """created = written + dropped + pending + unconfirmed.
+
+    ``unconfirmed``: sent without an answer, and given up; absent in files.
+    """
 
     created: int = 0
     written: int = 0
     dropped: int = 0
     pending: int = 0
     reasons: dict[str, int] = {}
+    unconfirmed: int | UnsetType = UNSET
 
 
 class Observed(msgspec.Struct, omit_defaults=True):

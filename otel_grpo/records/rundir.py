@@ -137,9 +137,13 @@ class RunDir:
                 os.close(lock)
 
 
-def nowhere(reason: str) -> list[Sink]:
-    """The same sinks without a directory: everything is dropped and counted under the reason."""
-    return [Sink.nowhere(name, reason) for name in BOUNDS]
+def nowhere(reason: str, *, built: bool = False) -> list[Sink]:
+    """The same sinks without a directory: everything is dropped and counted under the reason.
+
+    Records that are to be `built` all the same, for somebody else, are dropped after that.
+    """
+    bounds = {"metrics_raw": BOUNDS["metrics_raw"]} if built else {}
+    return [Sink.nowhere(name, reason, bound=bounds.get(name, 0)) for name in BOUNDS]
 
 
 def open_run_dir(path: Path | str | None = None, run_id: str | None = None) -> RunDir:

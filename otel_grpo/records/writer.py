@@ -102,7 +102,8 @@ class Sink:
     * ``chained``: the items are records; the writer sets their ``seq`` and ``prev``.
     * ``new_only``: a file of that name that exists already is not ours and is left alone (reason
       ``not_ours``); ``on_created`` is told when we made it.
-    * ``lost``: no file can be had: every item is dropped for this reason.
+    * ``lost``: no file can be had: every item is dropped for this reason; with a bound not before it
+      was built, for somebody else may want it.
     """
 
     name: str
@@ -115,9 +116,9 @@ class Sink:
     lost: str | None = None
 
     @classmethod
-    def nowhere(cls, name: str, reason: str) -> Sink:
+    def nowhere(cls, name: str, reason: str, *, bound: int = 0) -> Sink:
         """A sink that only counts what is lost: there is no run directory."""
-        return cls(name, None, 0, lost=reason)
+        return cls(name, None, bound, lost=reason)
 
     def open(self) -> LineFile:
         """Its file, which is made at the first line."""
@@ -198,7 +199,7 @@ class Writer:
         state = self._states[sink.name]
         with self._lock:
             state.sink, state.file = sink, sink.open()
-            if sink.lost is not None:
+            if not sink.bound:
                 state.bound = 0
 
     def put(self, name: str, item: Any, *, held: bool = False) -> bool:
@@ -461,7 +462,8 @@ class Writer:
                 state.written += n
                 return
             state.drop(n, reason)
-        if reason != ERROR:  # an error was reported with its place
+        # An error was reported with its place, and that there is no file when it was known.
+        if reason != ERROR and state.sink.lost is None:
             self._warn_once(state, reason, f"cannot write ({reason}), lines are lost")
 
     def _warn_of_full_queues(self) -> None:
@@ -532,7 +534,7 @@ class _State:
         self.sink = sink
         self.file = sink.open()
         # What `put` compares with; 0 once nothing is taken any more.
-        self.bound = sink.bound if sink.lost is None else 0
+        self.bound = sink.bound
         self.half = max(1, sink.bound // 2)
         self.batch: deque[Any] | None = deque() if sink.encode is not None else None
         self.gap = 0

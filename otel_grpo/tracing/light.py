@@ -19,7 +19,7 @@ from otel_grpo.tracing import lanes, sanitize
 from otel_grpo.tracing.account import Row
 from otel_grpo.tracing.ids import GENERATOR
 from otel_grpo.tracing.otlp_json import encode
-from otel_grpo.tracing.spans import flags_at_end, flags_at_start
+from otel_grpo.tracing.spans import flags_at_end, flags_at_start, leaving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -241,6 +241,11 @@ def ids_of(span: Span) -> tuple[int, int]:
     return context.trace_id, context.span_id
 
 
+def finished(span: ReadableSpan | Ended) -> ReadableSpan:
+    """What is known of it in the end, and may leave the process."""
+    return leaving(span if isinstance(span, ReadableSpan) else span.readable())
+
+
 def encode_spans(spans: Iterable[ReadableSpan | Ended]) -> bytes:
     """One line of ``spans/``, without its line end."""
-    return encode(span if isinstance(span, ReadableSpan) else span.readable() for span in spans)
+    return encode(map(finished, spans))

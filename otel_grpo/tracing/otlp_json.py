@@ -18,9 +18,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext
 
-from otel_grpo import semconv
 from otel_grpo.tracing import sanitize
-from otel_grpo.tracing.spans import attributes_of, is_foreign
+from otel_grpo.tracing.spans import attributes_of
 
 _SHORT = 128  # longer text is seldom the same twice
 
@@ -28,11 +27,9 @@ _encode = msgspec.json.Encoder().encode
 _SAMPLED_AND_HAS_PARENT = 0x100  # flags bit 8: whether the parent is remote is known
 _REMOTE_PARENT = 0x200
 
-_WORDS = ("exception.message", "exception.stacktrace")
-
 
 def encode(spans: Iterable[ReadableSpan]) -> bytes:
-    """One line, without its line end."""
+    """One line, without its line end, of spans that may leave the process (`spans.leaving`)."""
     resources: dict[int, tuple[Resource, dict[int, tuple[Any, list[dict[str, Any]]]]]] = {}
     for span in spans:
         _, scopes = resources.setdefault(id(span.resource), (span.resource, {}))
@@ -64,11 +61,6 @@ def _scope(scope: InstrumentationScope | None) -> dict[str, Any]:
 
 def _span(span: ReadableSpan) -> dict[str, Any]:
     context: SpanContext = span.context
-    attributes, events = attributes_of(span), span.events
-    if is_foreign(span):
-        # It may hold prompts, completions, exceptions: what says where it belongs is enough.
-        attributes = {key: value for key, value in attributes.items() if _is_ours(key)}
-        events = ()
     encoded: dict[str, Any] = {
         "traceId": f"{context.trace_id:032x}",
         "spanId": f"{context.span_id:016x}",
@@ -77,20 +69,20 @@ def _span(span: ReadableSpan) -> dict[str, Any]:
         "kind": span.kind.value + 1,  # the wire has an extra 0 = unspecified
         "startTimeUnixNano": str(span.start_time or 0),
         "endTimeUnixNano": str(span.end_time or 0),
-        "attributes": _attributes(attributes),
+        "attributes": _attributes(attributes_of(span)),
     }
     if span.parent is not None:
         encoded["parentSpanId"] = f"{span.parent.span_id:016x}"
         if span.parent.is_remote:
             encoded["flags"] |= _REMOTE_PARENT
-    if events:
+    if span.events:
         encoded["events"] = [
             {
                 "timeUnixNano": str(event.timestamp),
                 "name": event.name,
-                "attributes": _attributes(_without_text(event.attributes or {})),
+                "attributes": _attributes(event.attributes or {}),
             }
-            for event in events
+            for event in span.events
         ]
     if span.links:
         encoded["links"] = [
@@ -104,18 +96,8 @@ def _span(span: ReadableSpan) -> dict[str, Any]:
     if span.dropped_attributes:
         encoded["droppedAttributesCount"] = span.dropped_attributes
     if span.status.status_code.value:
-        # Without its message: the SDK puts an exception's text there.
         encoded["status"] = {"code": span.status.status_code.value}
     return encoded
-
-
-def _without_text(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What an event says but for an exception's own words, which may hold prompts."""
-    return {key: value for key, value in event.items() if key not in _WORDS}
-
-
-def _is_ours(key: str) -> bool:
-    return key.startswith("rl.") or key == semconv.ERROR_TYPE
 
 
 def _attributes(attributes: Mapping[str, Any]) -> list[Any]:

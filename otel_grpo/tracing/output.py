@@ -19,30 +19,32 @@ from otel_grpo.tracing import lifecycle
 from otel_grpo.tracing.evidence import UpdateDraft
 from otel_grpo.tracing.guard import logger, tell, warn_of_loss
 from otel_grpo.tracing.light import encode_spans
+from otel_grpo.tracing.live import counts_of, span_sink
 from otel_grpo.tracing.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from opentelemetry.sdk.trace import ReadableSpan
 
     from otel_grpo.core.clock import Clock
     from otel_grpo.core.ledger import TrainedLengths
     from otel_grpo.records.model import (
         Attempt,
         OpenWindow,
+        Record,
         RolloutRecord,
+        RunRecord,
         RunStatus,
         TrainRecord,
         WorkerLine,
     )
     from otel_grpo.records.rundir import RunDir
     from otel_grpo.tracing.guard import Guard
+    from otel_grpo.tracing.live import Live
     from otel_grpo.tracing.peers import Peers
-    from otel_grpo.tracing.spans import Ended
     from otel_grpo.tracing.window import ClosedWindow, Window
 
 T = TypeVar("T")
+R = TypeVar("R", bound="Record | None")
 
 # How often summary.json is rewritten while nothing else happens: an open wait is visible.
 SUMMARY_TICK_S = 5.0
@@ -76,6 +78,7 @@ class Output:
         trained: TrainedLengths,
         role: str,
         sources: Sources,
+        live: Live | None = None,
     ) -> None:
         self.path = None if directory is None else directory.path
         self.run_id = run_id
@@ -83,6 +86,7 @@ class Output:
         self._clock = clock
         self._guard = guard
         self._sources = sources
+        self._live = live
         self._summary_due_ns = 0
         self._recorder = Recorder(
             run_id=run_id,
@@ -94,7 +98,7 @@ class Output:
             on_error=guard.fault,
         )
         self.writer = Writer(
-            rundir.nowhere(unwritable or "no_directory")
+            rundir.nowhere(unwritable or "no_directory", built=live is not None)
             if directory is None
             else directory.sinks(encode_spans, role=role),
             seq=0 if directory is None else directory.seq,
@@ -105,7 +109,7 @@ class Output:
             tick=self.tick,
             tick_s=SUMMARY_TICK_S,
         )
-        self.span: Callable[[ReadableSpan | Ended], bool] = partial(self.writer.put, "spans")
+        self.span = span_sink(self.writer, live)
         self._recorder.head = None if directory is None else directory.prev
 
     @property
@@ -157,10 +161,10 @@ class Output:
         return self.writer.put("metrics_raw", partial(self._rollout, closed), held=held)
 
     def train(self, draft: UpdateDraft) -> None:
-        self.writer.put("metrics_raw", partial(self._recorder.train, draft))
+        self.writer.put("metrics_raw", partial(self._train, draft))
 
     def run(self, status: RunStatus, ended_ns: int, applied: int, ids: tuple[str, str]) -> None:
-        record = partial(self._recorder.run, status, ended_ns, applied, ids)
+        record = partial(self._run, status, ended_ns, applied, ids)
         # One, whatever waits before it: without it the attempt would count as killed.
         self.writer.put("metrics_raw", record, held=True)
 
@@ -176,6 +180,9 @@ class Output:
 
     def flush(self) -> bool:
         """Wait for what was handed over; False where the file system hangs."""
+        if self._live is not None:
+            # The network may take its time: who has none for that ends us with a summary.
+            self.writer.call(self._write_summary)
         return self.writer.flush()
 
     def close(self, *, flushed: bool) -> None:
@@ -205,11 +212,17 @@ class Output:
 
     def _rollout(self, closed: ClosedWindow) -> RolloutRecord | None:
         self._sources.settle(closed.window)
-        return self._knowing_the_job(self._recorder.rollout, closed)
+        return self._told(self._knowing_the_job(self._recorder.rollout, closed))
 
     def _train_of_job(self, closed: ClosedWindow, k: int) -> TrainRecord | None:
         self._sources.settle(closed.window)
-        return self._knowing_the_job(self._recorder.train_of_job, closed, k)
+        return self._told(self._knowing_the_job(self._recorder.train_of_job, closed, k))
+
+    def _train(self, draft: UpdateDraft) -> TrainRecord | None:
+        return self._told(self._recorder.train(draft))
+
+    def _run(self, *about: Any) -> RunRecord | None:
+        return self._told(self._recorder.run(*about))
 
     def _knowing_the_job(self, make: Callable[..., T], *about: Any) -> T:
         """A record, after `run.json` has what was learnt about the job on the way."""
@@ -217,6 +230,12 @@ class Output:
         record = make(*about)
         if self._recorder.attempt is not before:
             self._write_run_file()
+        return record
+
+    def _told(self, record: R) -> R:
+        """A record that the live view knows of, whatever becomes of its line."""
+        if record is not None and self._live is not None:
+            self._live.made(record)
         return record
 
     def tick(self) -> None:
@@ -268,6 +287,6 @@ class Output:
             process_ns=lifecycle.process_ns(),
             self_ns=self._sources.self_ns(),
             errors=self._guard.snapshot(),
-            sinks=self.writer.counts(),
+            sinks=counts_of(self.writer, self._live),
             time_unix_ns=self._clock.now(),
         )

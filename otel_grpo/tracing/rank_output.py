@@ -82,7 +82,7 @@ class RankOutput(WorkerOutput):
             _end_loop_span(closed, attributes.window.status)
         except Exception as error:  # another processor's, in a shared provider
             self._guard.fault("loop_span", error)
-        return contribution(
+        share = contribution(
             replace(attributes, intervals=[], publications=[]),
             times,
             closed.drafts,
@@ -91,6 +91,9 @@ class RankOutput(WorkerOutput):
             rank=self._rank,
             iteration=closed.window.iteration,
         )
+        if self._live is not None:
+            self._live.made(share)
+        return share
 
 
 def _end_loop_span(closed: ClosedWindow, status: str) -> None:

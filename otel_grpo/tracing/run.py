@@ -30,6 +30,7 @@ from otel_grpo.tracing.guard import ApiError, Guard, logger
 from otel_grpo.tracing.handover import Handover
 from otel_grpo.tracing.iteration import Iteration
 from otel_grpo.tracing.light import ids_of
+from otel_grpo.tracing.live import CLOSE_S, LiveSources
 from otel_grpo.tracing.output import Output, Sources
 from otel_grpo.tracing.phase import Phase, current_phase, mark_failed
 from otel_grpo.tracing.provider import Tracers
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from otel_grpo.core.ledger import RolloutId
+    from otel_grpo.records.model import Device
+    from otel_grpo.tracing.live import Live
     from otel_grpo.tracing.peers import Peers
     from otel_grpo.tracing.rank_output import RankOutput
     from otel_grpo.tracing.sampler import Sampler
@@ -75,6 +78,8 @@ class Run:
         self._replays: set[RolloutId] = set()
         self.account = Account()
         self.sampler: Sampler | None = None
+        self._view: Live | None = None
+        self._devices: Sequence[Device] = ()
 
     # --- start and end ---------------------------------------------------------------------------
 
@@ -96,8 +101,14 @@ class Run:
         rank: int = 0,
         *,
         alone: bool = True,
+        view: Live | None = None,
+        devices: Sequence[Device] = (),
     ) -> None:
-        """Called once, by `starting.start`; `alone`: the job has no other ranks."""
+        """Called once, by `starting.start`.
+
+        `alone`: the job has no other ranks; `view` gets what `output` gets; readings point into
+        `devices`.
+        """
         self.path, self.run_id = output.path, output.run_id
         self.output = output
         self.handover = Handover(output, holds=not alone, waits=rank == 0)
@@ -112,8 +123,11 @@ class Run:
         # A trace of its own that no back end gets: it would be open for as long as the run.
         self.run_span = tracers.light.start(semconv.SPAN_RUN, None, self._common, started_ns)
         self._links = [Link(self.run_span.get_span_context())]
+        self._view, self._devices = view, devices
         output.start()
         self._start_sampler()
+        if output.run_id:  # else it is found on the writer's thread
+            self._start_view()
         self.live = True
         self._over = False
         lifecycle.register(self)
@@ -128,6 +142,21 @@ class Run:
         light.resource = light.resource.merge(
             Resource({semconv.RUN_ID: output.run_id, semconv.ATTEMPT: output.attempt})
         )
+        self._start_view()
+
+    def _start_view(self) -> None:
+        if self._view is None:
+            return
+        sampler = self.sampler
+        sources = LiveSources(
+            self.clock,
+            open_window=self._open_now,
+            self_ns=lambda: self.self_ns,
+            files=self.output.writer.counts,
+            devices=self._devices,
+            readings=tuple if sampler is None else sampler.latest,
+        )
+        self._view.start(self._tracers.light.resource, sources)
 
     @property
     def peers(self) -> Peers | None:
@@ -234,6 +263,8 @@ class Run:
             sleep(0.02)
 
     def _close_files(self) -> None:
+        if self._view is not None:
+            self._view.hurry()
         flushed = self.output.flush()
         if self.handover.peers is not None:
             self.handover.peers.stop()
@@ -241,6 +272,8 @@ class Run:
             self.sampler.stop()
         # Not before: the writer's thread ends the `rl.loop` span of each record that it builds.
         self._tracers.close()
+        if self._view is not None:
+            self._view.close(CLOSE_S)
         self.output.close(flushed=flushed)
         lifecycle.forget(self)
         self._over = True

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import StatusCode
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.trace import Status, StatusCode
 
 from otel_grpo import semconv
 from otel_grpo.records.model import ERROR, FUSED_OPTIMIZER, NOT_DEVICE_SYNCED, OWN_LOG
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, Span
+
+
+# An exception's own words, which may hold prompts.
+_WORDS = ("exception.message", "exception.stacktrace")
 
 
 class Parent(Protocol):
@@ -67,6 +71,42 @@ def is_foreign(span: ReadableSpan) -> bool:
     """Whether another library made it."""
     scope = span.instrumentation_scope
     return scope is None or scope.name != semconv.SCOPE
+
+
+def leaving(span: ReadableSpan) -> ReadableSpan:
+    """What of a span may leave the process: no text of exceptions.
+
+    One of another library may hold prompts and completions, too: what says where it belongs is enough.
+    """
+    foreign = is_foreign(span)
+    if not (foreign or span.events or span.status.description):
+        return span
+    attributes = attributes_of(span)
+    if foreign:
+        attributes = {key: value for key, value in attributes.items() if _is_ours(key)}
+    return ReadableSpan(
+        span.name,
+        context=span.context,
+        parent=span.parent,
+        resource=span.resource,
+        attributes=attributes,
+        events=() if foreign else [_without_text(event) for event in span.events],
+        links=span.links,
+        kind=span.kind,
+        status=Status(span.status.status_code),
+        start_time=span.start_time,
+        end_time=span.end_time,
+        instrumentation_scope=span.instrumentation_scope,
+    )
+
+
+def _without_text(event: Event) -> Event:
+    told = {key: value for key, value in (event.attributes or {}).items() if key not in _WORDS}
+    return Event(event.name, told, event.timestamp)
+
+
+def _is_ours(key: str) -> bool:
+    return key.startswith("rl.") or key == semconv.ERROR_TYPE
 
 
 def flags_at_start(attributes: Mapping[str, Any]) -> int:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from otel_grpo.records.inventory import DeviceRoles
     from otel_grpo.records.rundir import RunDir
     from otel_grpo.records.worker_dir import WorkerDir
+    from otel_grpo.tracing.live import Live
     from otel_grpo.tracing.peers import Job
 
 
@@ -60,10 +61,12 @@ def start(
     guard: Guard | None = None,
     lockstep: bool = False,
     job: Job | None = None,
+    live: Live | None = None,
 ) -> Run:
     """Start a run (see `otel_grpo.start_run`). Never raises: a run that can't start is not live.
 
-    With a `job` this process is one of its ranks; in `lockstep` whoever asks for a reading waits.
+    With a `job` this process is one of its ranks; in `lockstep` whoever asks for a reading waits;
+    `live` gets what the files get.
     """
     guard = guard or Guard()
     run = Run(guard)
@@ -100,9 +103,9 @@ def start(
         place = None if asked is None else Path(asked)
         output: Output | RankOutput
         if job is not None and rank:
-            output = _rank_output(run, job, place, attempt, roles, role)
+            output = _rank_output(run, job, place, attempt, roles, role, live)
         else:
-            output = _output(run, place, run_id, attempt, roles, role)
+            output = _output(run, place, run_id, attempt, roles, role, live)
         about = {
             semconv.RL_SYSTEM: attempt.trainer.name,
             semconv.RL_SYSTEM_VERSION: attempt.trainer.version,
@@ -117,7 +120,16 @@ def start(
         processor = AccountProcessor(run.account, guard, output.span)
         tracers = Tracers(light, processor, tracer_provider)
         started_ns = attempt.started_unix_ns
-        run.begin(output, tracers, started_ns, role, rank, alone=job is None)
+        run.begin(
+            output,
+            tracers,
+            started_ns,
+            role,
+            rank,
+            alone=job is None,
+            view=live,
+            devices=attempt.world.devices,
+        )
         if job is not None and isinstance(output, Output) and output.path is not None:
             peers = job.peers(
                 output.path,
@@ -141,6 +153,7 @@ def _output(
     attempt: Attempt,
     roles: DeviceRoles | None,
     role: str,
+    live: Live | None,
 ) -> Output:
     """The files of the process that makes the records."""
     run_id = run_id or os.environ.get("OTEL_GRPO_RUN_ID") or None
@@ -160,11 +173,18 @@ def _output(
         trained=run.ledger.trained,
         role=role,
         sources=run.sources(),
+        live=live,
     )
 
 
 def _rank_output(
-    run: Run, job: Job, asked: Path | None, attempt: Attempt, roles: DeviceRoles | None, role: str
+    run: Run,
+    job: Job,
+    asked: Path | None,
+    attempt: Attempt,
+    roles: DeviceRoles | None,
+    role: str,
+    live: Live | None,
 ) -> RankOutput:
     """The files of a rank that adds its share."""
     does = dict(roles or ())
@@ -200,6 +220,7 @@ def _rank_output(
         trained=run.ledger.trained,
         sources=run.sources(),
         found=run.found,
+        live=live,
     )
 
 

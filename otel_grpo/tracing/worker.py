@@ -22,6 +22,7 @@ from otel_grpo.records.model import Call, WorkerMemory
 from otel_grpo.tracing import carrier
 from otel_grpo.tracing.evidence import memory_table
 from otel_grpo.tracing.ids import GENERATOR
+from otel_grpo.tracing.live import CLOSE_S, LiveSources
 from otel_grpo.tracing.sampler import Readings, Sampler
 from otel_grpo.tracing.samples import Samples
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from otel_grpo.core.clock import Clock
     from otel_grpo.tracing.guard import Guard
+    from otel_grpo.tracing.live import Live
     from otel_grpo.tracing.sampler import Request
     from otel_grpo.tracing.worker_output import WorkerOutput
 
@@ -51,6 +53,7 @@ class Worker:
         run_span: of the driver; a call without a carrier is linked to it.
         spans: False where somebody else makes a span of each call.
         readings: of memory, for the calls that want one.
+        live: gets what `output` gets; started and closed here.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Worker:
         run_span: SpanContext | None,
         spans: bool,
         readings: Readings,
+        live: Live | None = None,
     ) -> None:
         self.name = name
         self.clock = clock
@@ -79,9 +83,12 @@ class Worker:
         # Its thread is started by the first call that wants a reading.
         self._sampler = Sampler(readings, clock, guard, lambda: None, interval_s=0)
         self._samples = False
+        self._live = live
 
     def start(self) -> None:
         self._output.start()
+        if self._live is not None:
+            self._live.start(self._resource, self._sources())
         self.live = True
         # Where the process is ended otherwise, its lines are in the file and no last one is.
         atexit.register(self.finish)
@@ -92,12 +99,24 @@ class Worker:
         self.live = False
         try:
             self._output.left("completed", self.clock.now())
+            if self._live is not None:
+                self._live.hurry()
             flushed = self._output.flush()
             if self._samples:
                 self._sampler.stop()
+            if self._live is not None:
+                self._live.close(CLOSE_S)
             self._output.close(flushed=flushed)
         except Exception as error:
             self.guard.fault("worker.finish", error)
+
+    def _sources(self) -> LiveSources:
+        return LiveSources(
+            self.clock,
+            open_window=lambda: None,
+            self_ns=lambda: self.self_ns,
+            files=self._output.writer.counts,
+        )
 
     # --- on the thread of a call, when it ends
 
@@ -127,9 +146,12 @@ class Worker:
         if self._spans:
             self._output.span(self._span(method, start_ns, end_ns, carried, error))
         output = self._output
-        return Call(
+        call = Call(
             output.run_id, output.attempt, method, start_ns, end_ns, error=error is not None
         )
+        if self._live is not None:
+            self._live.made(call)
+        return call
 
     def _span(
         self, method: str, start_ns: int, end_ns: int, carried: Any, error: str | None

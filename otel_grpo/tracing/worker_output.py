@@ -16,18 +16,17 @@ from otel_grpo.records.model import Left, Observed
 from otel_grpo.records.writer import BOUNDS, STALL_S, Sink, Writer
 from otel_grpo.tracing.guard import logger, warn_of_loss
 from otel_grpo.tracing.light import encode_spans
+from otel_grpo.tracing.live import counts_of, span_sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from opentelemetry.sdk.trace import ReadableSpan
-
     from otel_grpo.core.clock import Clock
     from otel_grpo.records.model import Joined, RunStatus, WorkerLine
     from otel_grpo.records.worker_dir import WorkerDir
     from otel_grpo.tracing.guard import Guard
-    from otel_grpo.tracing.spans import Ended
+    from otel_grpo.tracing.live import Live
 
 #: Lines of many short calls are written together; what a killed process may lose of them.
 LULL_S = 0.02
@@ -44,6 +43,7 @@ class WorkerOutput:
         clock: of the process.
         guard: told of faults.
         self_ns: what the observer cost this process until now.
+        live: gets its spans and lines, too; started and closed by others.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class WorkerOutput:
         clock: Clock,
         guard: Guard,
         self_ns: Callable[[], int],
+        live: Live | None = None,
     ) -> None:
         self.path: Path | None = None
         self.run_id = ""
@@ -65,6 +66,7 @@ class WorkerOutput:
         self._clock = clock
         self._guard = guard
         self._self_ns = self_ns
+        self._live = live
         self._ending = threading.Event()
         self.writer = Writer(
             [self._workers(None), self._spans(None)],
@@ -72,6 +74,7 @@ class WorkerOutput:
             on_warning=warn_of_loss,
             lull_s=LULL_S,
         )
+        self.span = span_sink(self.writer, live)
 
     # --- on any thread
 
@@ -79,9 +82,6 @@ class WorkerOutput:
         self.writer.call(self._settle)
         self.writer.put("workers", self._first)
         self.writer.start()
-
-    def span(self, span: ReadableSpan | Ended) -> None:
-        self.writer.put("spans", span)
 
     def worker(self, line: WorkerLine | Callable[[], WorkerLine | None]) -> bool:
         """A line, or what makes it on the writer's thread, when run id and attempt are known."""
@@ -139,7 +139,7 @@ class WorkerOutput:
             observed=Observed(
                 self_ns=self._self_ns(),
                 errors=self._guard.snapshot(),
-                sinks=self.writer.counts(),
+                sinks=counts_of(self.writer, self._live),
                 time_unix_ns=self._clock.now(),
             ),
         )
