@@ -176,7 +176,7 @@ def _check_end(file: str, number: int, observed: Observed, findings: Findings) -
     Laws(findings).sinks(file, number, observed)
     for name, sink in observed.sinks.items():
         if sink.dropped:
-            message = f"its process dropped {sink.dropped} line(s)"
+            message = f"its process dropped {sink.dropped} of {sink.created}"
             findings.add("warning", file, number, f"observed.sinks.{name}.dropped", message)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from otel_grpo.cli.text import count
+from otel_grpo.cli.text import count, lost
 from otel_grpo.cli.view import View
 from otel_grpo.records.model import Left
 
@@ -27,13 +27,10 @@ def note_last_words(view: View, run_dir: Path) -> None:
         if left.attempt not in {0, view.attempt}:
             continue
         view.job.errors.update(left.observed.errors)
-        lost = [
-            f"{count(counts.dropped, 'line')} of {sink}"
-            for sink, counts in left.observed.sinks.items()
-            if counts.dropped
-        ]
-        if lost:
-            notes.append(f"workers/{path.name}: its process dropped {', '.join(lost)}")
+        sinks = left.observed.sinks
+        told = list(filter(None, map(lost, sinks, sinks.values())))
+        if told:
+            notes.append(f"workers/{path.name}: {', '.join(told)}")
     view.notes += notes[:_NAMED]
     if len(notes) > _NAMED:
         others = count(len(notes) - _NAMED, "more file")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from otel_grpo.cli.last_words import note_last_words
 from otel_grpo.cli.problem import Problem
-from otel_grpo.cli.text import count
+from otel_grpo.cli.text import count, lost
 from otel_grpo.cli.view import View, count_record
 from otel_grpo.devices.host import host_name
 from otel_grpo.records.model import Attempt, ClockOffset, Summary
@@ -117,10 +117,7 @@ def _note_summary(view: View, summary: Summary, torn: list[int]) -> None:
             f"metrics_raw.jsonl:{number}: cut off when its process was killed, not counted"
             for number in torn
         ]
-    lost = {
-        name: counts.dropped for name, counts in summary.observed.sinks.items() if counts.dropped
-    }
-    view.notes += [f"{count(n, 'line')} of {name} dropped" for name, n in lost.items()]
+    view.notes += filter(None, map(lost, summary.observed.sinks, summary.observed.sinks.values()))
     if summary.ranks.incomplete_windows:
         view.notes.append(
             f"{count(summary.ranks.incomplete_windows, 'window')} without the numbers of every "

@@ -12,7 +12,7 @@ from otel_grpo.cli import show_job
 from otel_grpo.cli.page import Block, Formula, Heading, Line, Table
 from otel_grpo.cli.text import count, gib, integer, milliseconds, name, rate, seconds, visible
 from otel_grpo.cli.view import Iteration, Rate, View, ordered
-from otel_grpo.records.model import AttemptSummary, Observed, Summary
+from otel_grpo.records.model import AttemptSummary, Observed, SinkCounts, Summary
 from otel_grpo.semconv import LOG
 
 # Throughput -> what is counted over what.
@@ -320,12 +320,17 @@ def _sinks(observed: Observed) -> Iterator[Block]:
                 str(counts.written),
                 str(counts.dropped),
                 str(counts.pending),
-                ", ".join(f"{name(why)} {n}" for why, n in counts.reasons.items()) or "-",
+                ", ".join(f"{name(why)} {n}" for why, n in _reasons(counts).items()) or "-",
             ]
             for sink, counts in observed.sinks.items()
         ],
         left=frozenset({0, 5}),
     )
+
+
+def _reasons(counts: SinkCounts) -> dict[str, int]:
+    sent = {"unconfirmed": counts.unconfirmed} if counts.unconfirmed else {}
+    return {**counts.reasons, **sent}
 
 
 def _notes(view: View) -> Iterator[Block]:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import unicodedata
 from decimal import Decimal
 
+from otel_grpo.records.model import SinkCounts
+
 # What a terminal obeys instead of showing it: controls, direction and format marks, lone surrogates
 # and line breaks of other alphabets.
 _NOT_SHOWN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
 _LONGEST_NAME = 60
+# The sinks that are no files, and what they count.
+_SENT = {"otlp_spans": "span", "otlp_metrics": "metrics export"}
 
 
 def visible(text: str) -> str:
@@ -58,3 +62,13 @@ def integer(value: int | None) -> str:
 def count(number: int, noun: str) -> str:
     """``1 file``, ``2 files``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def lost(sink: str, counts: SinkCounts) -> str:
+    """What of a sink is lost, and where it can be had; empty where nothing is."""
+    n, unsure = counts.dropped, counts.unconfirmed or 0
+    if sink not in _SENT:
+        return f"{count(n, 'line')} of {name(sink)} dropped" if n else ""
+    told = [f"{count(n, _SENT[sink])} not sent"] if n else []
+    told += [f"{count(unsure, _SENT[sink])} sent without an answer"] if unsure else []
+    return f"{', '.join(told)} (`otel-grpo replay` sends them again)" if told else ""

@@ -281,13 +281,18 @@ def test_many_phases_go_on_below_and_no_number_is_cut(reference: Any, call: Any)
 
 def test_what_was_lost_is_said(reference: Any, call: Any) -> None:
     """Dropped lines with their reason, windows that lack a rank, our own errors."""
-    sinks = {"metrics_raw": SinkCounts(9, 7, 2, 0, {"ENOSPC": 2})}
+    sinks = {
+        "metrics_raw": SinkCounts(9, 7, 2, 0, {"ENOSPC": 2}),
+        "otlp_spans": SinkCounts(30, 20, 7, 0, {"http_401": 7}, unconfirmed=3),
+    }
     reference.change(
         observed=Observed(errors={"tracing.account": 3}, sinks=sinks),
         ranks=RankCounts(2, 1, 2),
     )
     output = call("show", reference.write()).stdout
     assert "metrics_raw        9        7        2        0  ENOSPC 2" in output
+    assert "otlp_spans        30       20        7        0  http_401 7, unconfirmed 3" in output
+    assert "7 spans not sent, 3 spans sent without an answer" in output
     assert "own errors  tracing.account 3" in output
     assert "2 lines of metrics_raw dropped" in output
     assert "2 windows without the numbers of every rank" in told(output)

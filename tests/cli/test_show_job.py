@@ -250,8 +250,8 @@ def test_what_other_processes_lost_themselves(workers: Any, call: Any) -> None:
         "workers/empty-5-105.jsonl": b"",
     }
     output = told(call("show", workers.write()).stdout)
-    assert "workers/policy-2-102.jsonl: its process dropped 5 lines of spans" in output
-    assert output.count("its process dropped") == 1
+    assert "workers/policy-2-102.jsonl: 5 lines of spans dropped" in output
+    assert output.count("spans dropped") == 1
     assert "own errors loop_span 1, memory 3" in output
     page = json.loads(call("show", workers.path, "--json").stdout)
     assert page["job"]["errors"] == {"memory": 3, "loop_span": 1}
@@ -265,6 +265,6 @@ def test_a_thousand_processes_that_lost_lines_are_few_notes(workers: Any, call: 
     }
     notes = json.loads(call("show", workers.write(), "--json").stdout)["notes"]
     assert [note for note in notes if "dropped" in note][7:] == [
-        "workers/policy-7-107.jsonl: its process dropped 1 line of spans",
+        "workers/policy-7-107.jsonl: 1 line of spans dropped",
         "2 more files in workers/: lines were dropped there, too",
     ]
