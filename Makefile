@@ -11,6 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_NUM_THREADS := 1
 
 ENVIRONMENTS := python3 tools/env/environments.py
+SERVERS := python3 -m tools.stack.build
 RESULTS := .build/results
 
 # The Pythons to test on: all that are installed, or `make test PYTHONS="3.10 3.13"`.
@@ -29,8 +30,9 @@ DEV := .venv/dev-$(firstword $(PYTHONS))
 BIN := $(DEV)/bin
 
 QUICK_CHECKS := check-format lint types contracts check-schema check-package
-# The longest first: two run at a time.
-CHECKS := test-reference test-trl test-ray $(addprefix test-core-,$(PYTHONS)) $(QUICK_CHECKS)
+# The longest first: two run at a time. The first build of the servers takes half an hour; it gives
+# way to the tests beside it.
+CHECKS := test-live test-reference test-trl test-ray $(addprefix test-core-,$(PYTHONS)) $(QUICK_CHECKS)
 
 # Each check leaves word that it passed; pytest leaves a report beside it. tools/summary.py reads both.
 passed = mkdir -p $(RESULTS) && touch $(RESULTS)/$@.ok
@@ -55,6 +57,12 @@ demo-ray demo-ray-async: .venv/ray
 	@.venv/ray/bin/otel-grpo show $(RUN_DIR)
 	@.venv/ray/bin/otel-grpo audit $(RUN_DIR)
 
+stack: .venv/live .servers ## Collector, Jaeger and Prometheus on loopback, without Docker; Ctrl-C stops them
+	@.venv/live/bin/python -m tools.stack.up
+
+demo-live: .venv/live .venv/trl .venv/ray .servers ## The demos into that stack; what it answers about them
+	@.venv/live/bin/python -m tools.stack.up sh -c '$(MAKE) --no-print-directory demo && $(MAKE) --no-print-directory demo-ray'
+
 test: ## Run every check, as CI does
 	@rm -rf $(RESULTS)
 	@status=0; \
@@ -70,7 +78,7 @@ test-core: $(addprefix test-core-,$(PYTHONS)) ## The tests without a trainer, on
 
 $(addprefix test-core-,$(PYTHONS)): test-core-%: .venv/dev-%
 	@echo "== tests on Python $*"
-	@.venv/dev-$*/$(pytest) --ignore=tests/trl --ignore=tests/ray --ignore=tests/reference tests
+	@.venv/dev-$*/$(pytest) --ignore=tests/trl --ignore=tests/ray --ignore=tests/reference --ignore=tests/live tests
 	@$(passed)
 
 ifneq ($(TRL_PYTHON),)
@@ -97,6 +105,17 @@ test-reference: .venv/ray ## The tests of the reference trainer, whole trainings
 else
 test-ray test-reference:
 	@echo "== tests with Ray: left out, their torch needs Python 3.11 or later and this machine has none"
+	@$(passed)
+endif
+
+ifneq ($(TRL_PYTHON),)
+test-live: .servers .venv/live .venv/trl .venv/ray ## The tests of the live view, with the real servers
+	@echo "== tests of the live view"
+	@.venv/live/$(pytest) tests/live
+	@$(passed)
+else
+test-live:
+	@echo "== tests of the live view: left out, they need Python 3.11 or later and this machine has none"
 	@$(passed)
 endif
 
@@ -136,7 +155,7 @@ bench: .venv/bench $(if $(TRL_PYTHON),.venv/trl .venv/ray) ## Measure what obser
 	@.venv/bench/bin/python -m benchmarks
 
 soak: $(DEV) $(if $(TRL_PYTHON),.venv/ray) ## Kill, stop and starve runs for a long time
-	@$(BIN)/pytest -m soak --ignore=tests/trl --ignore=tests/ray --ignore=tests/reference tests
+	@$(BIN)/pytest -m soak --ignore=tests/trl --ignore=tests/ray --ignore=tests/reference --ignore=tests/live tests
 	@$(if $(TRL_PYTHON),.venv/ray/bin/pytest -m soak tests/ray)
 
 ##@ Upkeep
@@ -165,8 +184,11 @@ help:
 	/^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
+.servers: FORCE
+	@$(SERVERS)
+
 .venv/%: FORCE
 	@$(ENVIRONMENTS) make $*
 
 FORCE:
-.PHONY: FORCE help demo demo-ray demo-ray-async test quick test-core $(CHECKS) bench soak setup format schema lock changelog clean
+.PHONY: FORCE help demo demo-ray demo-ray-async demo-live stack test quick test-core $(CHECKS) bench soak setup format schema lock changelog clean
