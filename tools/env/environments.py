@@ -101,6 +101,24 @@ LOCKS = (
         ),
         PYTHONS[1:],  # as trl's
     ),
+    Lock(
+        "swift",
+        (
+            *("pyproject.toml", "--extra", "swift", "--group", "test"),
+            "tools/env/requirements/swift.in",
+            *("--excludes", "tools/env/requirements/exclude.txt"),
+        ),
+        PYTHONS[1:],  # as trl's
+    ),
+    Lock(
+        "twinkle",
+        (
+            *("pyproject.toml", "--extra", "twinkle", "--group", "test"),
+            "tools/env/requirements/twinkle.in",
+            *("--excludes", "tools/env/requirements/exclude.txt"),
+        ),
+        PYTHONS[1:3],  # its numpy and its Python (below 3.13) are pinned low
+    ),
 )
 
 DEV_PROOF = "import hypothesis, jsonschema, msgspec, numpy, opentelemetry.sdk.trace, pytest, rich"
@@ -114,7 +132,17 @@ ENVIRONMENTS = {
         ),
         Environment("trl", "trl", PYTHONS[1:], "from trl import GRPOTrainer", torch=True),
         Environment(
+            "swift", "swift", PYTHONS[1:], "import swift.rlhf_trainers.grpo_trainer", torch=True
+        ),
+        Environment(
             "ray", "ray", PYTHONS[1:], "import ray, torch, transformers, pytest", torch=True
+        ),
+        Environment(
+            "twinkle",
+            "twinkle",
+            PYTHONS[1:3],
+            "import pytest, ray; from twinkle.model import TransformersModel",
+            torch=True,
         ),
     )
 }
