@@ -22,7 +22,7 @@ class Placed(Protocol):
     def device(self) -> int | None: ...
 
 
-Latest = Callable[[], Sequence[Placed]]
+Latest = Callable[[], Iterable[Placed]]
 
 
 def register(meter: Meter, devices: Sequence[Device], latest: Latest) -> None:
@@ -46,6 +46,11 @@ def register(meter: Meter, devices: Sequence[Device], latest: Latest) -> None:
                     attributes[semconv.ALLOCATOR_KIND] = kind
                 yield Observation(value if per == 1 else value / per, attributes)
 
+    def resident(_: CallbackOptions) -> Iterator[Observation]:
+        # Each reading, one for each device, has it.
+        known = [getattr(reading, "process_rss", None) for reading in latest()]
+        yield from (Observation(value) for value in known[:1] if value is not None)
+
     def of(field: str, per: float = 1) -> Callable[[CallbackOptions], Iterable[Observation]]:
         return lambda _: points(field, per)
 
@@ -68,6 +73,7 @@ def register(meter: Meter, devices: Sequence[Device], latest: Latest) -> None:
     )
     gauge(semconv.HW_POWER, [of("power_mw", 1000)], "W", "Power that the device takes.")
     gauge(semconv.HW_TEMPERATURE, [of("temperature_c")], "Cel", "Temperature of the device.")
+    level(semconv.PROCESS_MEMORY_USAGE, [resident], "By", "Resident memory of the process.")
     meter.create_observable_counter(
         semconv.HW_ENERGY, [of("energy_mj", 1000)], "J", "Energy since the driver was loaded."
     )
