@@ -1,0 +1,137 @@
+"""One stack for all tests, and the three demos sent into it: a real TRL training, two on Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.stack.ask import wait_for
+from tools.stack.stack import Stack, running_stack
+
+sys.path[:0] = [str(Path(__file__).parent)]  # what the tests share
+
+ROOT = Path(__file__).parents[2]
+#: What a demo may take when the machine is busy.
+DEMO_S = 400
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A finished run, and its files."""
+
+    name: str
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        found: str = self.summary["run_id"]
+        return found
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+        return found
+
+    def records(self, kind: str = "rollout") -> list[dict[str, Any]]:
+        """Lines of `metrics_raw.jsonl`."""
+        lines = (self.path / "metrics_raw.jsonl").read_text().splitlines()
+        return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+    def spans(self) -> list[dict[str, Any]]:
+        """All spans of all processes of the job, as OTLP/JSON has them, each with its resource."""
+        return [
+            {**span, "resource": resource["resource"]}
+            for file in sorted((self.path / "spans").glob("*.jsonl"))
+            for line in file.read_text().splitlines()
+            for resource in json.loads(line)["resourceSpans"]
+            for scope in resource["scopeSpans"]
+            for span in scope["spans"]
+        ]
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """All servers of docker-compose.yml that run here; asked every second instead of every 15."""
+    home = tmp_path_factory.mktemp("stack")
+    with running_stack(home, scrape="1s", OTELCOL_SPAN_METRICS_INTERVAL="1s") as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def demos(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Demo]:
+    """`trl`, `colocated` and `async`: their runs, ended and arrived in the stack."""
+    home = tmp_path_factory.mktemp("demos")
+    ray = [*_python("ray"), "demo/train_ray.py", "--iterations", "3"]
+    commands = {
+        "trl": [
+            *(ROOT / ".venv/trl/bin/otel-grpo", "run", "--run-dir", home / "trl", "--"),
+            *(*_python("trl"), "demo/train_trl.py", "--output-dir", home / "trl-output"),
+        ],
+        **{
+            mode: [*ray, "--mode", mode, "--run-dir", home / mode]
+            for mode in ("colocated", "async")
+        },
+    }
+    for name, command in commands.items():
+        _run(command, home / f"{name}.log", stack.otlp)
+    found = {name: Demo(name, home / name) for name in commands}
+    for demo in found.values():
+        _wait_until_there(stack, demo)
+    return found
+
+
+def _python(environment: str) -> list[Path]:
+    return [ROOT / ".venv" / environment / "bin" / "python"]
+
+
+def _run(command: list[object], log: Path, endpoint: str) -> None:
+    with log.open("w") as output:
+        status = subprocess.run(
+            [str(word) for word in command],
+            cwd=ROOT,
+            env={
+                **{k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "PYTEST_"))},
+                "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+                "OMP_NUM_THREADS": "1",
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=DEMO_S,
+            check=False,
+        ).returncode
+    assert status == 0, log.read_text()[-3000:]
+
+
+def _wait_until_there(stack: Stack, demo: Demo) -> None:
+    """What is queued on the way has arrived, or the tests will say what has not."""
+    spans = len(demo.spans())
+    service = f'rl_run_id="{demo.run_id}"'
+    windows = len(demo.records())
+
+    def arrived() -> bool:
+        ids = {
+            span["spanId"]
+            for span in stack.kept_spans()
+            if _attribute(span, "rl.run.id") == demo.run_id
+        }
+        counted = stack.prometheus.value(f"sum(rl_loop_windows_total{{{service}}})") or 0
+        return len(ids) >= spans and counted >= windows
+
+    wait_for(arrived, bool, within_s=20)
+
+
+def _attribute(span: dict[str, Any], key: str) -> str | None:
+    for attribute in span.get("attributes", ()):
+        if attribute["key"] == key:
+            value: str = attribute["value"].get("stringValue", "")
+            return value
+    return None
