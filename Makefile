@@ -29,7 +29,7 @@ TRL_PYTHON := $(filter-out 3.10,$(PYTHONS))
 DEV := .venv/dev-$(firstword $(PYTHONS))
 BIN := $(DEV)/bin
 
-QUICK_CHECKS := check-format lint types contracts check-schema check-package
+QUICK_CHECKS := check-format lint types contracts check-schema check-metrics check-package
 # The longest first: two run at a time. The first build of the servers takes half an hour; it gives
 # way to the tests beside it.
 CHECKS := test-live test-reference test-trl test-ray $(addprefix test-core-,$(PYTHONS)) $(QUICK_CHECKS)
@@ -142,6 +142,11 @@ contracts: $(DEV) ## Check which room imports which
 check-schema: $(DEV)
 	@echo "== JSON Schema"
 	@$(BIN)/python -m otel_grpo.records.schema --check
+	@$(passed)
+
+check-metrics: $(DEV)
+	@echo "== table of metrics"
+	@$(BIN)/python -m otel_grpo.metrics.table --check
 	@$(passed)
 
 check-package: $(DEV)

@@ -37,7 +37,7 @@ def rows() -> Iterator[str]:
     for boundaries in dict.fromkeys(metric.boundaries for metric in CATALOGUE):
         if boundaries:
             of = ", ".join(f"`{m.name}`" for m in CATALOGUE if m.boundaries == boundaries)
-            yield f"* {of}: {', '.join(f'{bound:g}' for bound in boundaries)}\n"
+            yield f"* {of}: {', '.join(f'{bound:.10g}' for bound in boundaries)}\n"
 
 
 def _row(metric: Metric) -> str:
