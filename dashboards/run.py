@@ -129,7 +129,7 @@ def _time() -> Section:
     iterations = f"scalar({grown(ITERATIONS, WALL)} > 0)"
     parts = [
         Query(
-            f"{grown('rl_phase_time_seconds_total', RUN, 'rl_phase')} / {iterations}",
+            f"({grown('rl_phase_time_seconds_total', RUN, 'rl_phase')} > 0) / {iterations}",
             "{{rl_phase}}",
         ),
         Query(f"{grown('rl_overlap_time_seconds_total', RUN)} / {iterations}", "overlapped"),
@@ -156,7 +156,8 @@ def _time() -> Section:
             "percentunit",
             "The same parts over the whole run; they add up to 1. Exact.",
             Query(
-                f"{total('rl_phase_time_seconds_total', RUN, 'rl_phase')} / {whole}", "{{rl_phase}}"
+                f"({total('rl_phase_time_seconds_total', RUN, 'rl_phase')} > 0) / {whole}",
+                "{{rl_phase}}",
             ),
             Query(f"{total('rl_overlap_time_seconds_total', RUN)} / {whole}", "overlapped"),
             Query(f"{total('rl_log_time_seconds_total', RUN)} / {whole}", "log"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -43,8 +42,8 @@ def test_an_alert_has_a_case_that_fires_and_one_that_does_not(alert: str) -> Non
     assert set(outcomes(alert)) == {True, False}
 
 
-def changed(alert: str, expr: str, folder: Path) -> Any:
-    """What promtool says of the cases of `alert` alone, with another expression in its place."""
+def fails(alert: str, expr: str, folder: Path) -> bool:
+    """Whether a case of `alert` does not hold with another expression in its place."""
     tree = yaml.safe_load(RULES.read_text())
     for group in tree["groups"]:
         for rule in group["rules"]:
@@ -61,16 +60,15 @@ def changed(alert: str, expr: str, folder: Path) -> Any:
     cases["tests"] = [test for test in cases["tests"] if test["alert_rule_test"]]
     (folder / "rules.yml").write_text(yaml.safe_dump(tree))
     (folder / "rules.test.yml").write_text(yaml.safe_dump(cases))
-    return promtool("test", "rules", "rules.test.yml", folder=folder)
+    judged = promtool("test", "rules", "rules.test.yml", folder=folder)
+    return judged.returncode != 0 and f"alertname: {alert}" in judged.stdout + judged.stderr
 
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_a_case_fails_where_its_alert_is_wrong(alert: str, tmp_path: Path) -> None:
     """One that never fires, and one that always does."""
-    right = next(rule["expr"] for rule in rules() if rule.get("alert") == alert)
-    assert changed(alert, right, tmp_path).returncode == 0
-    assert changed(alert, "vector(0) > 1", tmp_path).returncode != 0
-    assert changed(alert, "vector(1)", tmp_path).returncode != 0
+    assert fails(alert, "vector(0) > 1", tmp_path)
+    assert fails(alert, "vector(1)", tmp_path)
 
 
 def test_an_alert_says_how_bad_it_is_and_of_whom() -> None:
