@@ -47,6 +47,7 @@ demo: .venv/trl ## Train a tiny model with TRL, observed; show where the time we
 	@.venv/trl/bin/otel-grpo run --run-dir $(RUN_DIR) -- .venv/trl/bin/python demo/train_trl.py
 	@.venv/trl/bin/otel-grpo show $(RUN_DIR)
 	@.venv/trl/bin/otel-grpo audit $(RUN_DIR)
+	@.venv/trl/bin/otel-grpo export --perfetto $(RUN_DIR)
 
 demo-ray: MODE := colocated
 demo-ray: ## The same with the reference trainer on Ray: 8 policy workers, colocated

@@ -23,6 +23,7 @@ COMMANDS = {
     "show": "Where the time of a run went.",
     "audit": "Recompute every number of a run from its raw evidence.",
     "finish": "Make the summary of a run that ended without one.",
+    "export": "Write a run as a trace that a viewer opens.",
 }
 
 BAD_INPUT = 2

@@ -107,7 +107,7 @@ def read_records(path: Path) -> Iterator[Whole[Record] | Torn]:
     if path.exists() and path.stat().st_size == 0:
         raise BadInput(path, "is empty: no record was written")
     decode = msgspec.json.Decoder(Record).decode
-    return _typed(path, decode, lambda record: (record.schema, record.attempt))
+    return read_typed(path, decode, lambda record: (record.schema, record.attempt))
 
 
 class SpokenHead(_WorkerLine, frozen=True, tag="contribution"):
@@ -171,7 +171,7 @@ def read_missing(path: Path) -> Iterator[RanksHead]:
 def _workers(run_dir: Path, decode: Callable[[bytes], L]) -> Iterator[tuple[Path, Whole[L] | Torn]]:
     folder = run_dir / "workers"
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else []:
-        for line in _typed(path, decode, lambda line: (SCHEMA, line.attempt)):
+        for line in read_typed(path, decode, lambda line: (SCHEMA, line.attempt)):
             yield path, line
 
 
@@ -214,9 +214,10 @@ def _document(path: Path, kind: type[T]) -> T:
         raise BadInput(path, f"is not what {SCHEMA} says ({_reason(error)})") from None
 
 
-def _typed(
+def read_typed(
     path: Path, decode: Callable[[bytes], T], header: Callable[[T], tuple[str, int]]
 ) -> Iterator[Whole[T] | Torn]:
+    """The lines of a file; `header` tells schema and attempt of one. Raises BadInput."""
     attempt = 0
     torn: list[Line] = []  # until the next whole line tells whether they may stand here
     for line in read_lines(path):
