@@ -12,7 +12,7 @@ import io
 import logging
 import sys
 
-from benchmarks import audit, counts, imports, phase, ranks, ray, training, writer
+from benchmarks import audit, counts, imports, phase, ranks, ray, stack, training, writer
 from benchmarks.measure import describe_machine
 from benchmarks.table import print_row, print_title
 
@@ -25,6 +25,7 @@ SUBJECTS = {
     "audit": audit.rows,
     "ray": ray.rows,
     "training": training.rows,
+    "stack": stack.rows,
 }
 
 
