@@ -271,7 +271,7 @@ def _run(folder: str, *command: str, **variables: str) -> None:
         cwd=folder,
         env={**os.environ, **variables},
         stdin=subprocess.DEVNULL,
-        stdout=sys.stderr,
+        stdout=2,  # no word on standard output when all is well
         check=True,
     )
 
