@@ -163,6 +163,51 @@ def _shown(stack: Stack) -> int:
     return sum(map(len, stack.jaeger.traces("by-hand", limit=1000)))
 
 
+def test_tempo_that_stands_still_is_waited_for(tmp_path: Path) -> None:
+    """What its full queue can't take is refused, so that whoever sends keeps it: nothing is lost."""
+    with running_stack(tmp_path, OTELCOL_QUEUE_BYTES="20000") as stack:
+        stack.servers["tempo"].kill()
+        sent = [span(f"s{n}", filling="x" * 90) for n in range(300)]
+        requests = [spans_request(sent[n : n + 10]) for n in range(0, 300, 10)]
+        refused = [request for request in requests if not _is_taken(stack, request)]
+        assert refused
+        assert len(refused) < len(requests)
+        stack.servers["tempo"].start()
+        for request in refused:
+            assert wait_for(lambda request=request: _is_taken(stack, request), bool)
+        wanted = {each["spanId"] for each in sent}
+        kept = wait_for(
+            lambda: {each["spanId"] for each in stack.kept_spans()}, lambda ids: ids >= wanted
+        )
+        assert kept == wanted
+
+
+def _is_taken(stack: Stack, request: dict[str, Any]) -> bool:
+    try:
+        post(stack.otlp, "traces", request)
+    except urllib.error.HTTPError as error:
+        if error.code != 503:  # "later", not "never"
+            raise
+        return False
+    return True
+
+
+def test_samples_wait_for_prometheus_with_their_time(own_stack: Stack) -> None:
+    """Both of two samples that were made while it was away are there, each at its instant."""
+    prometheus = own_stack.servers["prometheus"]
+    prometheus.kill()
+    start = now_ns() - 2 * 10**9
+    instants = [start + 10**9, start + 2 * 10**9]
+    for value, at in zip((100, 250), instants, strict=True):
+        request = metrics_request([counter("away.test", value, start_ns=start, at_ns=at)])
+        post(own_stack.otlp, "metrics", request)
+    prometheus.start()
+    last = wait_for(lambda: own_stack.prometheus.value("away_test_total"), lambda v: v == 250)
+    assert last == 250
+    first = own_stack.prometheus.value("away_test_total", at=instants[0] / 1e9)
+    assert first == 100
+
+
 def test_a_gateway_that_is_killed_in_the_middle_costs_nothing(own_stack: Stack) -> None:
     """The agent keeps on disk what the gateway does not take: every span and the last count."""
     agent = own_stack.url("otel-agent", 4318)
