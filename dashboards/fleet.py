@@ -13,7 +13,7 @@ RUNS = 'rl_run_id=~"$run"'
 WALL = f'{RUNS}, rl_duration_kind="wall"'
 END_TO_END = f'{RUNS}, rl_throughput_kind="end_to_end"'
 PHASE = f'{RUNS}, rl_phase=~"$phase"'
-RANK = "rl_run_id, rl_phase, rl_role, rl_rank"
+RANK = "rl_run_id, rl_phase, rl_rank"
 GPU = "host_name, hw_id"
 NAME_OF_GPU = "{{host_name}} {{hw_id}}"
 
@@ -133,21 +133,21 @@ def _runs() -> Section:
 
 def _ranks() -> Section:
     own = grown("rl_rank_phase_time_seconds_total", PHASE, RANK)
-    group = "rl_run_id, rl_phase, rl_role"
+    group = "rl_run_id, rl_phase"
     typical = f"quantile by ({group}) (0.5, {own})"
-    name = "{{rl_run_id}} {{rl_phase}} {{rl_role}} {{rl_rank}}"
+    name = "{{rl_run_id}} {{rl_phase}}, rank {{rl_rank}}"
     return "Ranks", [
         lines(
             "Stragglers",
             "none",
-            "A process's own busy time in a phase / the median of the processes of its role; the"
-            " ten largest. 1: like the others.",
+            "A rank's own busy time in a phase / the median of the ranks of its run; the ten"
+            " largest. 1: like the others.",
             Query(f"topk(10, {ratio(own, typical, on=group)})", name),
         ),
         lines(
             "Busy time by rank",
             "s",
-            "Each process's own busy time in a phase, in the window.",
+            "Each rank's own busy time in a phase, in the window.",
             Query(own, name),
         ),
         states(
@@ -155,7 +155,7 @@ def _ranks() -> Section:
             "Phases that are open, by process: one that waits for another is seen while it waits.",
             Query(
                 f"max by ({RANK}) (rl_phase_active{{{PHASE}}})",
-                "{{rl_run_id}} {{rl_role}} {{rl_rank}} {{rl_phase}}",
+                "{{rl_run_id}} rank {{rl_rank}}: {{rl_phase}}",
             ),
         ),
         lines(
