@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from otel_grpo.cli import endpoint
 from otel_grpo.cli.text import visible
 
 RUN_DIR = "OTEL_GRPO_RUN_DIR"
@@ -27,7 +28,7 @@ NOT_FOUND = 127
 @click.command(
     # The first word that is no option of ours starts the command: its options are its own.
     context_settings={"allow_interspersed_args": False},
-    options_metavar="[--run-dir DIR] [--run-id ID]",
+    options_metavar="[--run-dir DIR] [--run-id ID] [--otlp URL]",
 )
 @click.option(
     "--run-dir",
@@ -36,8 +37,16 @@ NOT_FOUND = 127
     "before gets the next attempt of that run.",
 )
 @click.option("--run-id", help="Id of the run, the same for every process that takes part in it.")
+@click.option(
+    "--otlp",
+    metavar="URL",
+    help="Send spans and metrics to a collector, too, such as http://localhost:4318. Where "
+    "OTEL_EXPORTER_OTLP_ENDPOINT is set, that one counts.",
+)
 @click.argument("command", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED, required=True)
-def run(run_dir: Path | None, run_id: str | None, command: tuple[str, ...]) -> None:
+def run(
+    run_dir: Path | None, run_id: str | None, otlp: str | None, command: tuple[str, ...]
+) -> None:
     """Observe the training that CMD starts.
 
     CMD takes the place of this process: signals reach it, and its exit status is the exit status
@@ -51,6 +60,8 @@ def run(run_dir: Path | None, run_id: str | None, command: tuple[str, ...]) -> N
     environment = dict(os.environ)
     _name_the_run(environment, run_dir, run_id)
     _name_the_launch(environment)
+    if otlp is not None:
+        _send_to(environment, endpoint.checked(otlp))
     _put_on_path(environment)
     sys.exit(_become(command, environment))
 
@@ -69,6 +80,17 @@ def _name_the_launch(environment: MutableMapping[str, str]) -> None:
     """Tells the ranks of this start, which look for its directory, from those of another one."""
     if not any(environment.get(name) for name in (LAUNCH, *_OF_SEVERAL)):
         environment[LAUNCH] = f"drawn-{os.urandom(8).hex()}"
+
+
+def _send_to(environment: MutableMapping[str, str], url: str) -> None:
+    before = environment.get(endpoint.ENDPOINT, "").strip()
+    if not before:
+        environment[endpoint.ENDPOINT] = url
+    elif before != url:
+        click.echo(
+            f"otel-grpo run: {endpoint.ENDPOINT} is set and counts; --otlp {visible(url)} does not",
+            err=True,
+        )
 
 
 def _put_on_path(environment: MutableMapping[str, str]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import unicodedata
 from decimal import Decimal
+from typing import TYPE_CHECKING
 
-from otel_grpo.records.model import SinkCounts
+if TYPE_CHECKING:  # `run` writes texts and starts a training: it imports next to nothing
+    from otel_grpo.records.model import SinkCounts
 
 # What a terminal obeys instead of showing it: controls, direction and format marks, lone surrogates
 # and line breaks of other alphabets.

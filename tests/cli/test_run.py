@@ -87,6 +87,46 @@ def test_what_is_not_asked_for_is_not_set(child: Any) -> None:
     assert json.loads(result.stdout)[1]["OTEL_GRPO_RUN_DIR"] == "mine"
 
 
+def test_an_endpoint_is_the_standard_variable(child: Any) -> None:
+    """Unless the user has set it: then his counts, and one line says so."""
+    variable = "OTEL_EXPORTER_OTLP_ENDPOINT"
+    arguments = ("run", "--otlp", "http://[::1]:4318", "--", sys.executable, "-c", SHOW)
+    _, environment, _ = json.loads(child(*arguments, env={variable: ""}).stdout)
+    assert environment[variable] == "http://[::1]:4318"
+    theirs = child(*arguments, env={variable: "https://theirs"})
+    assert json.loads(theirs.stdout)[1][variable] == "https://theirs"
+    assert theirs.stderr == (
+        f"otel-grpo run: {variable} is set and counts; --otlp http://[::1]:4318 does not\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("localhost:4318", "is no URL of http or https"),
+        ("", "is no URL of http or https"),
+        ("grpc://localhost:4317", "is no URL of http or https"),
+        ("http://", "is no URL of http or https"),
+        ("http://host:port", "is no URL (Port"),
+        ("http://host:0", "names port 0"),
+        ("http://[::1", "is no URL (Invalid IPv6"),
+        ("http://host/a b", "is no URL of http or https"),
+        ("http://host:4318/v1/traces", "leave /v1/traces out"),
+        ("http://host:4318/otlp/v1/metrics/", "leave /v1/metrics out"),
+        ("http://host/?token=1", "has a query"),
+        ("http://me:secret@host", "OTEL_EXPORTER_OTLP_HEADERS takes tokens"),
+    ],
+)
+def test_what_is_no_endpoint_is_said_in_one_line(url: str, said: str, call: Any) -> None:
+    """Before the command is started, and without a password."""
+    result = call("run", "--otlp", url, "--", "/bin/false")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("otel-grpo: --otlp: ")
+    assert said in result.stderr
+    assert "secret" not in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_the_hooks_come_first_on_the_path_and_once(child: Any) -> None:
     """Also where `run` is called below `run`; what the user has on the path stays in its order."""
     before = os.pathsep.join(["/a", HOOKS, "/b", str(Path(otel_grpo.__file__).parents[1])])
