@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from otel_grpo import semconv
-from otel_grpo._version import __version__
 from otel_grpo.ranks.identity import identity
 from otel_grpo.ranks.job import Ranks
 from otel_grpo.tracing import given, lifecycle, starting
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
     from otel_grpo.records.model import Device
+    from otel_grpo.tracing.live import Live
     from otel_grpo.tracing.window import Reading
 
 
@@ -44,6 +43,9 @@ def start_run(
     meter_provider: MeterProvider | None = None,
 ) -> Run:
     """Start to observe a training run; use it as a context manager, or call `finish`.
+
+    Spans and metrics are sent by OTLP, too, where the standard variables of OpenTelemetry name a
+    receiver (docs/live.md).
 
     Never raises, whatever the disk or the environment says: a run that can't be recorded trains as
     it would without us, and says once what is lost.
@@ -71,11 +73,10 @@ def start_run(
         base: counts restored from a checkpoint: ``optimizer_step``, ``tokens``.
         tracer_provider: put our spans into this provider, and make them OpenTelemetry's current
             spans. Default: a private provider that touches no global state.
-        meter_provider: give this provider the metrics of devices (``hw.*``, ``rl.allocator.*``).
-            Default: no metrics.
+        meter_provider: give this provider the metrics (docs/metrics.md). Default: a private one,
+            where OTLP is on.
     """
     from otel_grpo import devices as found
-    from otel_grpo.devices import metrics
     from otel_grpo.records.inventory import Inventory
 
     guard = Guard()
@@ -92,7 +93,7 @@ def start_run(
         job.add(zip(used, roles, strict=False))
     except (AttributeError, TypeError) as error:  # no devices, or no lists of names
         guard.misuse("devices", f"devices and device_roles: {error}")
-    run = starting.start(
+    return starting.start(
         run_dir,
         trainer=trainer,
         algorithm=algorithm,
@@ -108,14 +109,21 @@ def start_run(
         readings=readings or found.Reader(own_rank, devices=job.devices, on_error=guard.fault),
         guard=guard,
         job=Ranks(own_rank, world) if world > 1 else None,
+        live=_live(guard, tracer_provider, meter_provider),
     )
-    if meter_provider is not None and run.sampler is not None:
-        try:
-            meter = meter_provider.get_meter(semconv.SCOPE, __version__)
-            metrics.register(meter, job.devices, run.sampler.latest)
-        except Exception as error:
-            guard.fault("devices.metrics", error)
-    return run
+
+
+def _live(
+    guard: Guard, tracer_provider: TracerProvider | None, meter_provider: MeterProvider | None
+) -> Live | None:
+    """What sends spans and metrics; a provider of the user's sends what it is given itself."""
+    from otel_grpo import otlp
+
+    try:
+        return otlp.live(guard, spans=tracer_provider is None, meter_provider=meter_provider)
+    except Exception as error:
+        guard.fault("live", error)
+        return None
 
 
 def _place(guard: Guard, rank: Any, world_size: Any) -> tuple[int, int]:

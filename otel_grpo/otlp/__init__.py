@@ -28,6 +28,8 @@ _EXTRAS = {"http/protobuf": "otlp", "grpc": "otlp-grpc"}
 
 def live(
     guard: Guard,
+    *,
+    spans: bool = True,
     meter_provider: MeterProvider | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Live | None:
@@ -39,6 +41,7 @@ def live(
 
     Args:
         guard: told of variables that make no sense.
+        spans: False where a provider of the user's sends them.
         meter_provider: takes the metrics, and sends them as it likes.
         environ: the standard variables.
     """
@@ -46,15 +49,15 @@ def live(
 
     settings = read(environ, guard)
     missing: set[Protocol] = set()
-    spans = _transport("traces", settings.spans, missing)
+    traces = _transport("traces", settings.spans, missing) if spans else None
     metrics = None
     if meter_provider is None:
         metrics = _transport("metrics", settings.metrics, missing)
-    if spans is None and metrics is None and meter_provider is None:
+    if traces is None and metrics is None and meter_provider is None:
         return None
     from otel_grpo.otlp.live import OtlpLive
 
-    return OtlpLive(guard, settings, spans, metrics, meter_provider)
+    return OtlpLive(guard, settings, traces, metrics, meter_provider)
 
 
 def _transport(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from otel_grpo.otlp.answer import Transport
     from otel_grpo.otlp.pump import Pump
     from otel_grpo.otlp.settings import Settings
-    from otel_grpo.records.model import Call, Contribution, Record, SinkCounts
+    from otel_grpo.records.model import Call, Contribution, PublicationCompleted, Record, SinkCounts
     from otel_grpo.tracing.guard import Guard
     from otel_grpo.tracing.live import LiveSources
     from otel_grpo.tracing.spans import Ended
@@ -117,7 +117,7 @@ class OtlpLive:
             except RuntimeError as error:  # no thread to be had
                 self._guard.fault(f"{pump.name}.start", error)
 
-    def made(self, item: Record | Contribution | Call) -> None:
+    def made(self, item: Record | Contribution | Call | PublicationCompleted) -> None:
         if self._instruments is not None:
             try:
                 self._instruments.made(item)

@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
     from otel_grpo.core.clock import Clock
-    from otel_grpo.records.model import Call, Contribution, Device, OpenWindow, Record, SinkCounts
+    from otel_grpo.records.model import (
+        Call,
+        Contribution,
+        Device,
+        OpenWindow,
+        PublicationCompleted,
+        Record,
+        SinkCounts,
+    )
     from otel_grpo.records.writer import Writer
     from otel_grpo.tracing.spans import Ended
     from otel_grpo.tracing.window import Reading
@@ -54,7 +62,7 @@ class Live(Protocol):
     def span(self, span: ReadableSpan | Ended) -> object:
         """A span is over; see `light.finished`. On any thread."""
 
-    def made(self, item: Record | Contribution | Call) -> None:
+    def made(self, item: Record | Contribution | Call | PublicationCompleted) -> None:
         """What metrics are made of. On the writer's thread."""
 
     def counts(self) -> dict[str, SinkCounts]:

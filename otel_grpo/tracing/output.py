@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from otel_grpo.tracing.window import ClosedWindow, Window
 
 T = TypeVar("T")
-R = TypeVar("R", bound="Record | None")
+R = TypeVar("R", bound="Record | PublicationCompleted | None")
 
 # How often summary.json is rewritten while nothing else happens: an open wait is visible.
 SUMMARY_TICK_S = 5.0
@@ -144,9 +144,8 @@ class Output:
 
     def published_late(self, iteration: int, version: int, completed_ns: int) -> None:
         """A publication was confirmed after the record of its window."""
-        self.worker(
-            PublicationCompleted(self.run_id, self.attempt, iteration, version, completed_ns)
-        )
+        line = PublicationCompleted(self.run_id, self.attempt, iteration, version, completed_ns)
+        self.writer.put("workers", partial(self._told, line))
 
     def rollout(self, closed: ClosedWindow, *, held: bool) -> bool:
         peers = self._recorder.peers
@@ -232,11 +231,11 @@ class Output:
             self._write_run_file()
         return record
 
-    def _told(self, record: R) -> R:
-        """A record that the live view knows of, whatever becomes of its line."""
-        if record is not None and self._live is not None:
-            self._live.made(record)
-        return record
+    def _told(self, line: R) -> R:
+        """What the live view knows of, whatever becomes of its line."""
+        if line is not None and self._live is not None:
+            self._live.made(line)
+        return line
 
     def tick(self) -> None:
         self._sources.release()
