@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from otel_grpo.ranks.job import WorkerPeers
+from otel_grpo.ray.variables import to_hand_over
 from otel_grpo.tracing import lifecycle
 from otel_grpo.tracing.carrier import traceparent
 from otel_grpo.tracing.guard import logger
@@ -59,6 +60,8 @@ def _belongs(run: Run) -> dict[str, Any]:
         "attempt": run.output.attempt,
         "resource": {key: value for key, value in resource.items() if key.startswith("rl.")},
         "run_span": traceparent(run.run_span.get_span_context()),
+        # A user's own provider sends for the driver alone: workers send where the variables say.
+        "otlp": to_hand_over(os.environ),
     }
 
 

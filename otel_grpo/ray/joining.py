@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 
-from otel_grpo import devices, semconv
+from otel_grpo import devices, otlp, semconv
 from otel_grpo.core.clock import Clock, boot_id
+from otel_grpo.ray.variables import lent
 from otel_grpo.records.model import ClockPair, Device, Joined
 from otel_grpo.records.rundir import RunDirError
 from otel_grpo.records.worker_dir import WorkerDir, join_run_dir, own_worker_dir
@@ -50,6 +51,9 @@ def worker(
         # Not before the first call that wants one: the actor has its device by then.
         return reader()()
 
+    spans = not _has_own_tracing()
+    with lent(belongs.get("otlp", {})):
+        live = otlp.live(guard, spans=spans)
     output = WorkerOutput(
         functools.partial(_find, belongs, identity.name),
         functools.partial(identity.joined, clock.now(), inventory),
@@ -57,6 +61,7 @@ def worker(
         clock=clock,
         guard=guard,
         self_ns=lambda: made.self_ns,
+        live=live,
     )
     made = Worker(
         output,
@@ -66,8 +71,9 @@ def worker(
         resource=resource({**belongs["resource"], semconv.ROLE: role, semconv.RANK: None}),
         attributes={semconv.RUN_ID: belongs["run_id"], semconv.ROLE: role},
         run_span=span_context(belongs["run_span"]),
-        spans=not _has_own_tracing(),
+        spans=spans,
         readings=readings,
+        live=live,
     )
     made.start()
     return made
