@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.metrics import Observation
 
 from otel_grpo import semconv
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import Meter
-
     from otel_grpo.records.model import Device
 
 
@@ -23,13 +21,13 @@ class Placed(Protocol):
 
 
 Latest = Callable[[], Iterable[Placed]]
+Answer = Callable[[], Iterable[Observation]]
 
 
-def register(meter: Meter, devices: Sequence[Device], latest: Latest) -> None:
-    """Instruments for each device that has a reading; one that is not known has no point.
+def answers(devices: Sequence[Device], latest: Latest) -> dict[str, Answer]:
+    """What each metric has to say, by its name. What is not known has no point.
 
     Args:
-        meter: of any provider.
         devices: the inventory that the readings' `device` points into.
         latest: the last readings; called on the exporter's thread.
     """
@@ -46,46 +44,23 @@ def register(meter: Meter, devices: Sequence[Device], latest: Latest) -> None:
                     attributes[semconv.ALLOCATOR_KIND] = kind
                 yield Observation(value if per == 1 else value / per, attributes)
 
-    def resident(_: CallbackOptions) -> Iterator[Observation]:
+    def allocator(prefix: str) -> Iterator[Observation]:
+        for kind in ("allocated", "reserved"):
+            yield from points(f"{prefix}{kind}", kind=kind)
+
+    def resident() -> Iterator[Observation]:
         # Each reading, one for each device, has it.
         known = [getattr(reading, "process_rss", None) for reading in latest()]
         yield from (Observation(value) for value in known[:1] if value is not None)
 
-    def of(field: str, per: float = 1) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        return lambda _: points(field, per)
-
-    def of_allocator(prefix: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        def both(_: CallbackOptions) -> Iterator[Observation]:
-            for kind in ("allocated", "reserved"):
-                yield from points(f"{prefix}{kind}", kind=kind)
-
-        return both
-
-    level = meter.create_observable_up_down_counter
-    gauge = meter.create_observable_gauge
-    level(semconv.HW_GPU_MEMORY_USAGE, [of("device_used")], "By", "GPU memory used.")
-    level(semconv.HW_GPU_MEMORY_LIMIT, [of("device_total")], "By", "Size of the GPU memory.")
-    gauge(
-        semconv.HW_GPU_UTILIZATION,
-        [of("utilization", 100)],
-        "1",
-        "Fraction of time in which the GPU was at work.",
-    )
-    gauge(semconv.HW_POWER, [of("power_mw", 1000)], "W", "Power that the device takes.")
-    gauge(semconv.HW_TEMPERATURE, [of("temperature_c")], "Cel", "Temperature of the device.")
-    level(semconv.PROCESS_MEMORY_USAGE, [resident], "By", "Resident memory of the process.")
-    meter.create_observable_counter(
-        semconv.HW_ENERGY, [of("energy_mj", 1000)], "J", "Energy since the driver was loaded."
-    )
-    level(
-        semconv.ALLOCATOR_MEMORY,
-        [of_allocator("allocator_")],
-        "By",
-        "Memory of the trainer's allocator.",
-    )
-    gauge(
-        semconv.ALLOCATOR_MEMORY_PEAK,
-        [of_allocator("allocator_peak_")],
-        "By",
-        "The most since the process started or the trainer reset it.",
-    )
+    return {
+        semconv.PROCESS_MEMORY_USAGE: resident,
+        semconv.ALLOCATOR_MEMORY: lambda: allocator("allocator_"),
+        semconv.ALLOCATOR_MEMORY_PEAK: lambda: allocator("allocator_peak_"),
+        semconv.HW_GPU_MEMORY_USAGE: lambda: points("device_used"),
+        semconv.HW_GPU_MEMORY_LIMIT: lambda: points("device_total"),
+        semconv.HW_GPU_UTILIZATION: lambda: points("utilization", 100),
+        semconv.HW_POWER: lambda: points("power_mw", 1000),
+        semconv.HW_TEMPERATURE: lambda: points("temperature_c"),
+        semconv.HW_ENERGY: lambda: points("energy_mj", 1000),
+    }

@@ -14,6 +14,7 @@ from otel_grpo.devices import metrics as devices
 from otel_grpo.metrics.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
+    from otel_grpo.devices.metrics import Answer
     from otel_grpo.metrics.book import Book
     from otel_grpo.records.model import Device, SinkCounts
     from otel_grpo.tracing.live import LiveSources
@@ -32,29 +33,30 @@ class Watch:
     def __init__(self, meter: Meter, book: Book, sources: LiveSources, sent: Sent) -> None:
         self._devices: list[Device] = []
         self.take(book, sources, sent)
-        answers: dict[str, Callable[[], Iterable[Observation]]] = {
+        answers: dict[str, Answer] = {
             semconv.PHASE_ACTIVE: self._phases,
             semconv.PHASE_ACTIVE_DURATION: self._phases_for,
             semconv.LOOP_ACTIVE_DURATION: self._window_for,
             semconv.TELEMETRY_RECORDS: self._records,
             semconv.TELEMETRY_SELF_TIME: self._self_time,
+            **devices.answers(self._devices, self._readings),
+        }
+        makers = {
+            "counter": meter.create_observable_counter,
+            "gauge": meter.create_observable_gauge,
+            "level": meter.create_observable_up_down_counter,
         }
         for metric in CATALOGUE:
-            answer = answers.get(metric.name)
-            if answer is None and metric.scope == "job" and metric.asked:
-                answer = self._told(metric.name)
-            if answer is not None:
-                counts = metric.kind == "counter"
-                make = meter.create_observable_counter if counts else meter.create_observable_gauge
-                make(metric.name, [_callback(answer)], metric.unit, metric.description)
-        devices.register(meter, self._devices, self._readings)
+            if metric.asked:
+                callback = _callback(answers.get(metric.name) or self._told(metric.name))
+                makers[metric.kind](metric.name, [callback], metric.unit, metric.description)
 
     def take(self, book: Book, sources: LiveSources, sent: Sent) -> None:
         """From now on it is this run that is asked."""
         self._book, self._sources, self._sent = book, sources, sent
         self._devices[:] = sources.devices
 
-    def _told(self, name: str) -> Callable[[], Iterable[Observation]]:
+    def _told(self, name: str) -> Answer:
         return lambda: [
             Observation(value, labels) for labels, value in self._book.told.get(name, ())
         ]
@@ -110,7 +112,5 @@ def watch(meter: Meter, book: Book, sources: LiveSources, sent: Sent) -> None:
         found.take(book, sources, sent)
 
 
-def _callback(
-    answer: Callable[[], Iterable[Observation]],
-) -> Callable[[CallbackOptions], Iterable[Observation]]:
+def _callback(answer: Answer) -> Callable[[CallbackOptions], Iterable[Observation]]:
     return lambda _: answer()
