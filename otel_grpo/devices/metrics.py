@@ -44,6 +44,15 @@ def answers(devices: Sequence[Device], latest: Latest) -> dict[str, Answer]:
                     attributes[semconv.ALLOCATOR_KIND] = kind
                 yield Observation(value if per == 1 else value / per, attributes)
 
+    first: dict[object, float] = {}
+
+    def energy() -> Iterator[Observation]:
+        # What the driver counted before would seem to have been taken since the process started.
+        for told in points("energy_mj"):
+            device = (told.attributes or {})[semconv.HW_ID]
+            first[device] = since = min(first.get(device, told.value), told.value)
+            yield Observation((told.value - since) / 1000, told.attributes)
+
     def allocator(prefix: str) -> Iterator[Observation]:
         for kind in ("allocated", "reserved"):
             yield from points(f"{prefix}{kind}", kind=kind)
@@ -62,5 +71,5 @@ def answers(devices: Sequence[Device], latest: Latest) -> dict[str, Answer]:
         semconv.HW_GPU_UTILIZATION: lambda: points("utilization", 100),
         semconv.HW_POWER: lambda: points("power_mw", 1000),
         semconv.HW_TEMPERATURE: lambda: points("temperature_c"),
-        semconv.HW_ENERGY: lambda: points("energy_mj", 1000),
+        semconv.HW_ENERGY: energy,
     }

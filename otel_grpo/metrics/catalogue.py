@@ -354,7 +354,7 @@ CATALOGUE = (
     ),
     _device(semconv.HW_POWER, "gauge", "W", "Power that the device takes."),
     _device(semconv.HW_TEMPERATURE, "gauge", "Cel", "Temperature of the device."),
-    _device(semconv.HW_ENERGY, "counter", "J", "Energy since the driver was loaded."),
+    _device(semconv.HW_ENERGY, "counter", "J", "Energy taken since it was first read."),
 )
 
 BY_NAME = {metric.name: metric for metric in CATALOGUE}

@@ -10,6 +10,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import otel_grpo
 from otel_grpo.devices import Reading
+from otel_grpo.devices.metrics import answers
 from otel_grpo.records.model import Device
 
 
@@ -71,7 +72,7 @@ def test_the_last_reading_in_the_units_of_the_conventions(tmp_path: Any) -> None
                 "hw.gpu.memory.limit": ("By", [(a, 96)]),
                 "hw.gpu.utilization": ("1", [(a, 0.87)]),
                 "hw.power": ("W", [(a, 650.5)]),
-                "hw.energy": ("J", [(a, 5.25)]),
+                "hw.energy": ("J", [(a, 0)]),
                 "hw.temperature": ("Cel", [(a, 61)]),
                 "rl.allocator.memory": (
                     "By",
@@ -85,6 +86,19 @@ def test_the_last_reading_in_the_units_of_the_conventions(tmp_path: Any) -> None
             assert len(calls) == asked
     assert points(reader) == {}
     provider.shutdown()
+
+
+def test_energy_counts_from_where_the_driver_was_when_it_was_first_read() -> None:
+    """A counter with a start that is not 0 grows by it in whoever adds its 0; a driver that begins
+    anew takes nothing back.
+    """
+    told: list[Reading] = []
+    energy = answers([Device("GPU-a", "cuda", "h")], lambda: told)["hw.energy"]
+    joules = []
+    for millijoules in (9_000_000, 9_002_500, 9_004_000, 500, 1_500):
+        told[:] = [Reading(0, "h", 1, device=0, energy_mj=millijoules)]
+        joules += [point.value for point in energy()]
+    assert joules == [0, 2.5, 4, 0, 1]
 
 
 def test_names_and_units_are_those_of_the_conventions() -> None:
