@@ -5,8 +5,11 @@ Nothing here imports a trainer or torch; a process that never imports one stays 
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
 
 from otel_grpo.instrumentation.base import when_imported
 
@@ -16,14 +19,31 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace import TracerProvider
 
-    from otel_grpo.instrumentation.trl.hooks import Hooks
-
 __all__ = ["instrument", "uninstrument"]
 
 DISABLED = "OTEL_GRPO_DISABLED"
-TRL = "trl.trainer.grpo_trainer"
 
-_applied: dict[str, Hooks] = {}
+# The module whose import shows that a trainer is there, and the module whose `Hooks` patch it.
+# `auto/sitecustomize.py` waits for the same ones.
+ADAPTERS = MappingProxyType(
+    {
+        "trl.trainer.grpo_trainer": "otel_grpo.instrumentation.trl.hooks",
+        "swift.rlhf_trainers.grpo_trainer": "otel_grpo.instrumentation.ms_swift.hooks",
+    }
+)
+
+
+class Adapter(Protocol):
+    """The patches of one trainer: `Hooks(provider)` of its module."""
+
+    def apply(self, module: ModuleType) -> None:
+        """Patch the trainer, or tell why not."""
+
+    def remove(self) -> None:
+        """Put every attribute back."""
+
+
+_applied: dict[str, Adapter] = {}
 _enabled = False
 
 
@@ -37,17 +57,18 @@ def instrument(*, provider: Callable[[], TracerProvider | None] | None = None) -
     if os.environ.get(DISABLED, "").strip().lower() == "true":
         return
     _enabled = True
+    for trainer in ADAPTERS:
+        when_imported(trainer, functools.partial(_patch, trainer, provider))
 
-    def patch(module: ModuleType) -> None:
-        if not _enabled or TRL in _applied:
-            return
-        from otel_grpo.instrumentation.trl.hooks import Hooks
 
-        hooks = Hooks(provider)
-        hooks.apply(module)
-        _applied[TRL] = hooks
-
-    when_imported(TRL, patch)
+def _patch(
+    trainer: str, provider: Callable[[], TracerProvider | None] | None, module: ModuleType
+) -> None:
+    if not _enabled or trainer in _applied:
+        return
+    hooks: Adapter = importlib.import_module(ADAPTERS[trainer]).Hooks(provider)
+    hooks.apply(module)
+    _applied[trainer] = hooks
 
 
 def uninstrument() -> None:

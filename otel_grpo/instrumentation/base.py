@@ -10,7 +10,7 @@ import functools
 import importlib.metadata
 import inspect
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -127,6 +127,22 @@ def _inherited(owner: Any, name: str) -> Callable[..., Any]:
         return getattr(super(owner, self), name)(*args, **kwargs)
 
     return inherited
+
+
+class Expected(NamedTuple):
+    """A method or function that is hooked, with the parameters that the hook relies on, in order."""
+
+    name: str
+    parameters: tuple[str, ...]
+
+
+def mismatch(package: str, supported: str, expected: Iterable[tuple[Any, Expected]]) -> str | None:
+    """Why the installed `package` is not observed: its release, else the hooks that no longer fit."""
+    reason = unsupported_version(package, supported)
+    if reason is not None:
+        return reason
+    drifts = [drift for owner, each in expected if (drift := drifted(owner, *each))]
+    return "; ".join(drifts) or None
 
 
 def unsupported_version(package: str, supported: str) -> str | None:

@@ -328,6 +328,7 @@ class Run:
         step: int | None = None,
         epoch: float | None = None,
         covers: Sequence[int] | None = None,
+        flat: bool = True,
     ) -> None:
         """One log call of the trainer: a line of ``metrics.jsonl`` and the update's scalars.
 
@@ -338,14 +339,16 @@ class Run:
             epoch: the trainer's own epoch.
             covers: updates that the scalars speak of; default: all since the last call. An empty
                 sequence: none, the line goes to ``metrics.jsonl`` alone.
+            flat: whether there is that line; not for a trainer that keeps a flat file of its own.
         """
         with self._event("log_scalars", self.window, window_needed=False):
             if not self.live:
                 return
             values, nonfinite = sanitize.scalars(scalars)
-            head, _ = sanitize.scalars({"step": step, "epoch": epoch})
-            head = {name: value for name, value in head.items() if value is not None}
-            self.output.flat({**head, **values})
+            if flat:
+                head, _ = sanitize.scalars({"step": step, "epoch": epoch})
+                head = {name: value for name, value in head.items() if value is not None}
+                self.output.flat({**head, **values})
             if self.window is not None:
                 self.window.nonfinite.extend(nonfinite)
             told = self._checked("log_scalars", covers, given.steps)

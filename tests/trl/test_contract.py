@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from support import trainer
 
+from otel_grpo.instrumentation.hf.hooks import copies
 from otel_grpo.instrumentation.trl import contract
 
 
@@ -224,7 +225,7 @@ def test_copies_are_told_from_ranks(monkeypatch, world, processes, told):
     else:
         monkeypatch.setenv("WORLD_SIZE", world)
     given = SimpleNamespace(accelerator=SimpleNamespace(num_processes=processes))
-    assert contract.copies(given) == told
+    assert copies(given) == told
 
 
 def test_nothing_heavy_is_imported_to_wait_for_a_trainer(tmp_path):

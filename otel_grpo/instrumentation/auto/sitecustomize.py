@@ -9,7 +9,7 @@ import importlib.util
 import os
 import sys
 
-_TRAINERS = ("trl.trainer.grpo_trainer",)
+_TRAINERS = ("trl.trainer.grpo_trainer", "swift.rlhf_trainers.grpo_trainer")
 
 
 def _watch() -> None:

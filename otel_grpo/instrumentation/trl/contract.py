@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
-from otel_grpo.instrumentation.base import drifted, unsupported_version
+from otel_grpo.instrumentation import base
+from otel_grpo.instrumentation.base import Expected
+from otel_grpo.instrumentation.hf.callback import missing_events
 
 PACKAGE = "trl"
 SUPPORTED = ">=1.16,<1.17"
 MODULE = "trl.trainer.grpo_trainer"
 PROFILING = "trl.extras.profiling"
-
-
-class Expected(NamedTuple):
-    """A method that is hooked, with the parameters that the hook relies on, in order."""
-
-    name: str
-    parameters: tuple[str, ...]
 
 
 # Methods of GRPOTrainer. Some are inherited from transformers.Trainer; they are patched on GRPOTrainer
@@ -48,24 +42,14 @@ PROFILING_METHODS = (
     Expected("_log_metrics", ("self", "duration")),
 )
 SHUFFLE = Expected("shuffle_sequence_dict", ("seq_dict",))
-CALLBACK_EVENTS = ("on_train_begin", "on_optimizer_step", "on_log", "on_train_end")
 
 
 def mismatch(module: ModuleType, profiling: ModuleType, callback: type) -> str | None:
     """Why this TRL is not observed: its version, or the hooks that no longer fit; None if it fits."""
-    reason = unsupported_version(PACKAGE, SUPPORTED)
-    if reason is not None:
-        return reason
     expected = [(module.GRPOTrainer, each) for each in METHODS]
     expected += [(profiling.ProfilingContext, each) for each in PROFILING_METHODS]
     expected += [(module, SHUFFLE)]
-    drifts = [drift for owner, each in expected if (drift := drifted(owner, *each))]
-    drifts += [
-        f"{callback.__name__}.{event} is gone"
-        for event in CALLBACK_EVENTS
-        if not hasattr(callback, event)
-    ]
-    return "; ".join(drifts) or None
+    return base.mismatch(PACKAGE, SUPPORTED, expected) or missing_events(callback)
 
 
 def unsupported_training(trainer: Any) -> str | None:
@@ -77,10 +61,3 @@ def unsupported_training(trainer: Any) -> str | None:
     if trainer.args.n_gpu > 1:
         return f"one process trains on {trainer.args.n_gpu} devices (DataParallel)"
     return None
-
-
-def copies(trainer: Any) -> str | None:
-    """What the launcher says where each of its processes trains a copy that knows of no other."""
-    world = os.environ.get("WORLD_SIZE", "1")
-    alone = int(trainer.accelerator.num_processes) == 1
-    return f"WORLD_SIZE is {world}" if alone and world.isdigit() and int(world) > 1 else None

@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
-import logging
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from otel_grpo.instrumentation.base import Hook, Patches, Steps, around
+from otel_grpo.instrumentation.base import Steps
+from otel_grpo.instrumentation.hf.hooks import LoopHooks, logger
 from otel_grpo.instrumentation.trl import contract
-from otel_grpo.instrumentation.trl.callback import attached
 from otel_grpo.instrumentation.trl.session import Session
-from otel_grpo.tracing.guard import Guard
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
-
-logger = logging.getLogger("otel_grpo")
 
 # A key that no trainer uses: our column in the dict that TRL shuffles.
 _ORDER = "otel_grpo.order"
 
+# A trainer that brings a TRL of its own and has an adapter of its own.
+_HOST = "swift"
 
-class Hooks:
-    """The patches in one process, and the training that is running now, if there is one."""
 
-    def __init__(self, provider: Callable[[], TracerProvider | None] | None = None) -> None:
-        self._provider = provider
-        self._patches = Patches()
-        self._session: Session | None = None
-        self._before_run = Guard()
+class Hooks(LoopHooks[Session]):
+    """The patches of TRL in one process."""
 
-    # --- patching
+    system = "trl"
+    package = contract.PACKAGE
+    supported = contract.SUPPORTED
+    session_class = Session
 
     def apply(self, module: ModuleType) -> None:
         """Patch TRL, unless it is not the TRL that these hooks were written for."""
@@ -42,11 +34,10 @@ class Hooks:
         callback = sys.modules["transformers"].TrainerCallback
         reason = contract.mismatch(module, profiling, callback)
         if reason is not None:
-            logger.warning(
-                "otel-grpo: TRL is not observed: %s. GRPOTrainer of trl %s is supported.",
-                reason,
-                contract.SUPPORTED,
-            )
+            if _HOST in sys.modules:
+                logger.debug("otel-grpo: the TRL that %s brings is left alone: %s", _HOST, reason)
+            else:
+                self._refuse(reason)
             return
         trainer, context = module.GRPOTrainer, profiling.ProfilingContext
         self._wrap(trainer, "train", self._train)
@@ -58,81 +49,17 @@ class Hooks:
         self._wrap(context, "_log_metrics", self._log_profiling)
         self._patches.wrap(module, contract.SHUFFLE.name, self._shuffle)
 
-    def remove(self) -> None:
-        self._patches.restore()
+    def owns(self, trainer: Any) -> bool:
+        """Not a trainer of the host, which only inherits from TRL's."""
+        return not any(base.__module__.split(".")[0] == _HOST for base in type(trainer).__mro__)
 
-    def _wrap(self, owner: type, name: str, hook: Hook) -> None:
-        self._patches.wrap(owner, name, lambda original: around(original, hook, self._fault))
-
-    def _fault(self, place: str, error: Exception) -> None:
-        session = self._session
-        guard = self._before_run if session is None else session.run.guard
-        guard.fault(f"trl.{place}", error)
-
-    # --- hooks
-
-    def _train(self, trainer: Any, *_: Any, **__: Any) -> Steps:
-        if not self._patches:
-            return  # taken back, but for a method that somebody else has wrapped since
-        if self._session is not None:
-            logger.warning("otel-grpo: a training that runs beside another one is not observed")
-            return
+    def unsupported_training(self, trainer: Any) -> str | None:
+        """Why this training is not observed yet; None if it is of the supported kind."""
         reason = contract.unsupported_training(trainer)
-        if reason is not None:
-            if trainer.accelerator.is_main_process:
-                logger.warning(
-                    "otel-grpo: this training is not observed: %s. Supported now: GRPOTrainer of trl"
-                    " %s that generates with transformers; other kinds come later.",
-                    reason,
-                    contract.SUPPORTED,
-                )
-            return
-        session = self._begin(trainer)
-        if session is None:
-            return
-        try:
-            with attached(session, self._fault):
-                outcome = yield
-            session.finish(outcome.error)
-        finally:
-            self._session = None
-
-    def _begin(self, trainer: Any) -> Session | None:
-        from otel_grpo import __version__, start_run
-
-        told = contract.copies(trainer)
-        if told is not None:
-            logger.warning(
-                "otel-grpo: %s although this trainer runs in one process: each process trains a copy "
-                "of its own, and is a run of its own",
-                told,
-            )
-        run = start_run(
-            trainer="trl",
-            trainer_version=importlib.metadata.version(contract.PACKAGE),
-            adapter_version=__version__,
-            algorithm="grpo",
-            config=trainer.args.to_dict(),
-            rank=trainer.accelerator.process_index,
-            world_size=trainer.accelerator.num_processes,
-            tracer_provider=self._provider() if self._provider else None,
+        return reason and (
+            f"{reason}. Supported now: GRPOTrainer of trl {contract.SUPPORTED} that generates with"
+            " transformers; other kinds come later."
         )
-        if not run.live:
-            return None
-        self._session = Session(trainer, run)
-        return self._session
-
-    def _on_trainer(self, name: str) -> Hook:
-        method = getattr(Session, name)
-
-        def hook(trainer: Any, *args: Any, **kwargs: Any) -> Steps | None:
-            session = self._session
-            if session is None or not session.watches(trainer):
-                return None
-            steps: Steps | None = method(session, *args, **kwargs)
-            return steps
-
-        return hook
 
     def _enter_profiling(self, context: Any) -> None:
         if self._session is not None:

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from otel_grpo.instrumentation.base import Fault
-    from otel_grpo.instrumentation.trl.session import Session
+    from otel_grpo.instrumentation.hf.session import LoopSession
+
+
+# What is asked of `transformers.TrainerCallback`.
+EVENTS = ("on_train_begin", "on_optimizer_step", "on_log", "on_train_end")
 
 
 @contextlib.contextmanager
-def attached(session: Session, fault: Fault) -> Iterator[None]:
+def attached(session: LoopSession, fault: Fault) -> Iterator[None]:
     """Two callbacks in the trainer's list while it trains: one before all others, one after them.
 
     The first hears of a step or a log before another callback can fail or change the dict; the last
@@ -47,3 +51,9 @@ def attached(session: Session, fault: Fault) -> Iterator[None]:
         for callback in (first, last):
             if callback in callbacks:
                 callbacks.remove(callback)
+
+
+def missing_events(callback: type) -> str | None:
+    """What of the interface is gone; None if it is all there."""
+    gone = [event for event in EVENTS if not hasattr(callback, event)]
+    return "; ".join(f"{callback.__name__}.{event} is gone" for event in gone) or None
