@@ -24,6 +24,7 @@ import argparse
 import contextlib
 import fcntl
 import hashlib
+import inspect
 import os
 import shlex
 import subprocess
@@ -128,7 +129,10 @@ ENVIRONMENTS = {
         *(Environment(f"dev-{python}", "dev", (python,), DEV_PROOF) for python in PYTHONS),
         Environment("bench", "bench", PYTHONS[1:], "import logfire, numpy"),
         Environment(
-            "live", "live", PYTHONS[1:], "import grafana_foundation_sdk, promql_parser, pytest, yaml"
+            "live",
+            "live",
+            PYTHONS[1:],
+            "import grafana_foundation_sdk, promql_parser, pytest, yaml",
         ),
         Environment("trl", "trl", PYTHONS[1:], "from trl import GRPOTrainer", torch=True),
         Environment(
@@ -219,10 +223,10 @@ def make(environment: Environment) -> None:
 
 def recipe(environment: Environment) -> bytes:
     """All that decides what a base holds, its Python apart."""
-    parts = [environment.constraints, Path(__file__)]
+    parts = [environment.constraints.read_bytes(), inspect.getsource(make_base).encode()]
     if environment.torch:
-        parts.append(HERE / "cuda_standins.py")
-    return digest(*(part.read_bytes() for part in parts), bytes([REAL_CUDA])).encode()
+        parts.append((HERE / "cuda_standins.py").read_bytes())
+    return digest(*parts, bytes([REAL_CUDA])).encode()
 
 
 def make_base(environment: Environment, base: Path, python: str) -> None:
