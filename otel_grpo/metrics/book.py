@@ -14,11 +14,12 @@ from opentelemetry.trace import (
     NonRecordingSpan,
     SpanContext,
     TraceFlags,
+    get_current_span,
     set_span_in_context,
 )
 
 from otel_grpo import semconv
-from otel_grpo.core.columns import Ints
+from otel_grpo.core.columns import Ints, as_array
 from otel_grpo.metrics.catalogue import BY_NAME, CATALOGUE
 from otel_grpo.metrics.labels import Bounded
 
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import Counter, Histogram, Meter
 
     from otel_grpo.metrics.catalogue import Metric
+    from otel_grpo.metrics.columns import Columns
 
 #: So many values go into a histogram at a stretch. Then the other threads of the process get the
 #: interpreter: one that trains would have to wait for it.
-CHUNK = 64
+CHUNK = 32
 PAUSE_S = 50e-6
 
 Labels = Mapping[str, str]
@@ -45,13 +47,22 @@ class Book:
         meter: of any provider.
         job: whether the metrics of the job are made here, beside those of the process.
         traced: whether the trace of that id is one that can be looked up.
+        columns: takes whole columns.
     """
 
-    def __init__(self, meter: Meter, *, job: bool, traced: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        meter: Meter,
+        *,
+        job: bool,
+        traced: Callable[[int], bool],
+        columns: Columns | None = None,
+    ) -> None:
         #: Values of gauges, with their labels, as the last record told them.
         self.told: dict[str, list[tuple[Labels, float]]] = {}
         self._traced = traced
         self._trace = _NO_TRACE
+        self._columns = columns
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
         self._bounds: dict[str, Bounded] = {}
@@ -121,20 +132,23 @@ class Book:
     def record_all(
         self, name: str, values: Sequence[int] | Ints, labels: Labels | None = None
     ) -> None:
-        """A whole column. The largest value carries the trace: it is the one that people look for."""
-        plain = values if isinstance(values, Sequence) else values.tolist()
-        if not plain:
+        """A whole column. Its largest value carries the trace: it is the one that people look for."""
+        column = as_array(values)
+        column = column[column >= 0]  # no histogram takes others
+        if not len(column):
+            return
+        if self._columns is not None:
+            span = get_current_span(self._trace).get_span_context()
+            self._columns.add(BY_NAME[name], column, labels or {}, span)
             return
         record = self._histograms[name].record
-        longest = plain.index(max(plain))
-        for start in range(0, len(plain), CHUNK):
+        *others, largest = [_told(name, value) for value in sorted(column.tolist())]
+        for start in range(0, len(others), CHUNK):
             if start:
                 sleep(PAUSE_S)
-            for position in range(start, min(start + CHUNK, len(plain))):
-                value = plain[position]
-                if value >= 0:  # the SDK refuses others, each with a warning
-                    trace = self._trace if position == longest else _NO_TRACE
-                    record(_told(name, value), labels, trace)
+            for value in others[start : start + CHUNK]:
+                record(value, labels, _NO_TRACE)
+        record(largest, labels, self._trace)
 
     def tell(self, name: str, points: list[tuple[Labels, float]]) -> None:
         """A gauge has these values until it is told others."""

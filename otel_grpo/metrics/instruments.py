@@ -25,6 +25,7 @@ from otel_grpo.records.model import (
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
 
+    from otel_grpo.metrics.columns import Columns
     from otel_grpo.records.model import Record, SinkCounts
     from otel_grpo.tracing.live import LiveSources
 
@@ -41,6 +42,8 @@ class Instruments:
         traced: whether the trace of that id can be looked up: what is counted in its window then
             carries it as an exemplar. For a provider with the views of `views` only: the SDK's own
             reservoirs draw from Python's `random`, whose numbers belong to the training.
+        columns: take lengths, lags and calls, where whoever reads adds them to what he has read;
+            else they go into the SDK's histograms one by one.
     """
 
     def __init__(
@@ -50,9 +53,11 @@ class Instruments:
         *,
         sent: Callable[[], Mapping[str, SinkCounts]] = dict,
         traced: Callable[[int], bool] = lambda _: False,
+        columns: Columns | None = None,
     ) -> None:
         # Whoever has this sink makes the records.
-        self._book = Book(meter, job="metrics_raw" in sources.files(), traced=traced)
+        job = "metrics_raw" in sources.files()
+        self._book = Book(meter, job=job, traced=traced, columns=columns)
         self._windows = Windows(self._book)
         watch(meter, self._book, sources, sent)
 

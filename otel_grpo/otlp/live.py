@@ -83,8 +83,10 @@ class OtlpLive:
         self.span = pump.put if settings.share == 1 else partial(self._put_sampled, pump.put)
 
     def _send_metrics(self, transport: Transport, settings: Settings) -> None:
+        from opentelemetry.sdk.metrics import Histogram
         from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+        from otel_grpo.metrics.columns import Columns
         from otel_grpo.otlp.pump import Pump
 
         # A reader that waits to be asked: the SDK's periodic one starts a thread in forked children,
@@ -93,6 +95,7 @@ class OtlpLive:
             preferred_temporality=transport.exporter._preferred_temporality,
             preferred_aggregation=transport.exporter._preferred_aggregation,
         )
+        self._columns = Columns(transport.exporter._preferred_temporality[Histogram])
         pump = Pump(
             METRICS,
             transport,
@@ -157,7 +160,9 @@ class OtlpLive:
 
             own = MeterProvider([self._reader], resource, shutdown_on_exit=False, views=views())
             meter = own.get_meter(semconv.SCOPE, __version__)
-            self._instruments = Instruments(meter, sources, sent=self.counts, traced=self._is_sent)
+            self._instruments = Instruments(
+                meter, sources, sent=self.counts, traced=self._is_sent, columns=self._columns
+            )
         elif self._meter_provider is not None:
             meter = self._meter_provider.get_meter(semconv.SCOPE, __version__)
             self._instruments = Instruments(meter, sources, sent=self.counts)
@@ -166,7 +171,7 @@ class OtlpLive:
         from otel_grpo.otlp.limits import encoded_metrics
 
         assert self._reader is not None
-        data = self._reader.get_metrics_data()
+        data = self._columns.added_to(self._reader.get_metrics_data())
         return [] if data is None else encoded_metrics(data)
 
     def _is_sent(self, trace_id: int) -> bool:

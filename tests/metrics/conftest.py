@@ -15,6 +15,7 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 
 from otel_grpo.metrics import Instruments
+from otel_grpo.metrics.columns import Columns
 from otel_grpo.metrics.views import views
 from otel_grpo.records.model import SinkCounts
 from otel_grpo.testing import FakeClock
@@ -24,20 +25,29 @@ Point = NumberDataPoint | HistogramDataPoint
 
 
 class Metrics:
-    """A provider like ours, and what it holds."""
+    """A provider and what it holds: one like ours, or one that is the user's `own`."""
 
-    def __init__(self, **options: Any) -> None:
-        self.reader = InMemoryMetricReader()
+    def __init__(
+        self, *, own: bool = False, reader: InMemoryMetricReader | None = None, **options: Any
+    ) -> None:
+        self.reader = reader or InMemoryMetricReader()
+        self.columns = None if own else Columns()
         self.provider = MeterProvider(
-            metric_readers=[self.reader], shutdown_on_exit=False, **{"views": views(), **options}
+            metric_readers=[self.reader],
+            shutdown_on_exit=False,
+            **({} if own else {"views": views()}),
+            **options,
         )
 
     def instruments(self, sources: LiveSources, **options: Any) -> Instruments:
-        return Instruments(self.provider.get_meter("test"), sources, **options)
+        meter = self.provider.get_meter("test")
+        return Instruments(meter, sources, columns=self.columns, **options)
 
     def points(self) -> dict[str, dict[tuple[str, ...], Point]]:
         """``{metric: {(values of the labels, by the names of the labels): point}}``."""
         data = self.reader.get_metrics_data()
+        if self.columns is not None:
+            data = self.columns.added_to(data)
         return {
             metric.name: {
                 tuple(str(value) for _, value in sorted((point.attributes or {}).items())): point
@@ -52,9 +62,7 @@ class Metrics:
         """The same with the value of each point; of a histogram (count, sum)."""
         return {
             name: {
-                labels: (point.count, point.sum)
-                if isinstance(point, HistogramDataPoint)
-                else point.value
+                labels: (point.count, point.sum) if hasattr(point, "sum") else point.value
                 for labels, point in points.items()
             }
             for name, points in self.points().items()
@@ -83,9 +91,10 @@ class View:
     def close(self, timeout_s: float) -> None: ...
 
 
-@pytest.fixture
-def metrics() -> Iterator[Metrics]:
-    made = Metrics()
+@pytest.fixture(params=["ours", "own"])
+def metrics(request: pytest.FixtureRequest) -> Iterator[Metrics]:
+    """In both kinds of provider the numbers are the same."""
+    made = Metrics(own=request.param == "own")
     yield made
     made.provider.shutdown()
 

@@ -7,8 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMetricReader
+from opentelemetry.trace import INVALID_SPAN_CONTEXT
 
 from otel_grpo.metrics import book
+from otel_grpo.metrics.catalogue import BY_NAME
+from otel_grpo.metrics.columns import Columns
 from otel_grpo.testing import recorded_run
 
 
@@ -47,11 +52,37 @@ def test_every_value_is_in_its_bucket(metrics: Any, view: Any, clock: Any, make:
 def test_others_get_the_interpreter_between_chunks(
     metrics: Any, view: Any, clock: Any, monkeypatch: Any
 ) -> None:
-    """Three columns of 1,000 values: a pause after each 64, none after the last."""
+    """Three columns of 1,000 values: a pause after each 32, none after the last; at once in ours."""
     pauses: list[float] = []
     monkeypatch.setattr(book, "sleep", pauses.append)
     window(metrics, view, clock, [1] * 1000, [2] * 1000, [0] * 1000)
-    assert pauses == [book.PAUSE_S] * 3 * 15
+    assert pauses == ([book.PAUSE_S] * 3 * 31 if metrics.columns is None else [])
+
+
+def test_a_column_may_tell_what_is_new() -> None:
+    """With the delta temporality each collection has the values since the one before it."""
+    columns = Columns(AggregationTemporality.DELTA)
+    metric = BY_NAME["rl.worker.duration"]
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    provider.get_meter("test").create_counter("n").add(1)
+    told = []
+    for values in ([10**9, 2 * 10**9], [3 * 10**9], []):
+        if values:
+            columns.add(metric, np.array(values), {"rl.worker.method": "fit"}, INVALID_SPAN_CONTEXT)
+        data = columns.added_to(reader.get_metrics_data())
+        assert data is not None
+        told.append(
+            [
+                (point.count, point.sum, point.min, point.max, point.exemplars)
+                for found in data.resource_metrics[0].scope_metrics[0].metrics
+                if found.name == metric.name
+                for point in found.data.data_points
+            ]
+        )
+    assert told == [[(2, 3.0, 1.0, 2.0, [])], [(1, 3.0, 3.0, 3.0, [])], []]
+    assert columns.added_to(None) is None
+    provider.shutdown()
 
 
 def test_what_a_histogram_can_not_hold_is_left_out(

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 from opentelemetry.sdk.metrics import AlwaysOnExemplarFilter, Histogram
-from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View as SdkView
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation
 
 from otel_grpo.testing import recorded_run
+
+# A provider like ours: no other has exemplars.
+pytestmark = pytest.mark.parametrize("metrics", ["ours"], indirect=True)
 
 
 def two_windows(view: Any, clock: Any) -> Any:
@@ -89,24 +93,22 @@ def test_no_random_number_is_drawn_for_exponential_histograms(
     metrics: Any, view: Any, clock: Any
 ) -> None:
     """As `OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION` has them made."""
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-
-    from otel_grpo.metrics.views import views
-
-    metrics.reader = InMemoryMetricReader(
+    reader = InMemoryMetricReader(
         preferred_aggregation={Histogram: ExponentialBucketHistogramAggregation()}
     )
-    metrics.provider = MeterProvider(
-        metric_readers=[metrics.reader], views=views(), shutdown_on_exit=False
-    )
+    view._metrics = ours = type(metrics)(reader=reader)
     view._options["traced"] = lambda trace_id: True
     before = random.getstate()
     two_windows(view, clock)
     assert random.getstate() == before
-    point = metrics.points()["rl.sample.length"][("output",)]
-    assert (point.count, point.sum) == (18, 252)
-    assert {exemplar.value for exemplar in point.exemplars} == {18}
+    points = ours.points()
+    point = points["rl.loop.duration"][("wall",)]
+    assert hasattr(point, "scale")
+    assert (point.count, point.sum) == (2, 3)
+    assert {exemplar.value for exemplar in point.exemplars} == {2}
+    # A column has its buckets in any case.
+    assert points["rl.sample.length"][("output",)].bucket_counts[1] == 4
+    ours.provider.shutdown()
 
 
 def test_the_sdk_s_own_reservoirs_would_draw(metrics: Any) -> None:
@@ -120,7 +122,7 @@ def test_the_sdk_s_own_reservoirs_would_draw(metrics: Any) -> None:
     )
 
     span = NonRecordingSpan(SpanContext(1, 2, False, TraceFlags(TraceFlags.SAMPLED)))
-    bare = type(metrics)(views=[SdkView(instrument_name="none")])
+    bare = type(metrics)(own=True)
     counter = bare.provider.get_meter("bare").create_counter("n")
     before = random.getstate()
     for _ in range(2):
