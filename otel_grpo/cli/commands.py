@@ -24,6 +24,7 @@ COMMANDS = {
     "audit": "Recompute every number of a run from its raw evidence.",
     "finish": "Make the summary of a run that ended without one.",
     "export": "Write a run as a trace that a viewer opens.",
+    "replay": "Send the spans and metrics of a run that is over to a collector.",
 }
 
 BAD_INPUT = 2

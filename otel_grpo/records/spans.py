@@ -116,4 +116,7 @@ def plain(attributes: Iterable[Attribute]) -> dict[str, Any]:
 
 def _plain(value: dict[str, Any]) -> Any:
     kind, content = next(iter(value.items()), ("", ""))
-    return int(content) if kind == "intValue" else content
+    try:
+        return int(content) if kind == "intValue" else content
+    except ValueError:
+        return content
