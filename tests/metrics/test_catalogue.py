@@ -107,3 +107,19 @@ def test_a_page_that_lags_behind_is_seen_and_mended(
     page.write_text("no marks", "utf-8")
     with pytest.raises(ValueError, match="no marks"):
         table.main([])
+
+
+def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A provider of one's own, word by word: seven tokens, one window."""
+    monkeypatch.chdir(tmp_path)
+    (source,) = re.findall(r"```python\n(.*?)```", table.PATH.read_text("utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(source, "example", "exec"), names)
+    found = {
+        metric.name: [point.value for point in metric.data.data_points]
+        for metric in names["metrics"].resource_metrics[0].scope_metrics[0].metrics
+        if hasattr(metric.data.data_points[0], "value")
+    }
+    assert found["rl.tokens"] == [3, 4]
+    assert found["rl.loop.windows"] == [0, 1, 0]  # partial: the sample is never trained on
+    names["provider"].shutdown()
