@@ -31,7 +31,9 @@ def now_ns() -> int:
     return time.time_ns()
 
 
-def spans_request(spans: list[dict[str, Any]], **resource: object) -> dict[str, Any]:
+def spans_request(
+    spans: list[dict[str, Any]], resource: dict[str, object] | None = None
+) -> dict[str, Any]:
     return {
         "resourceSpans": [
             {
@@ -61,7 +63,9 @@ def event(name: str, **values: object) -> dict[str, Any]:
     return {"name": name, "timeUnixNano": str(now_ns()), "attributes": attributes(values)}
 
 
-def metrics_request(metrics: list[dict[str, Any]], **resource: object) -> dict[str, Any]:
+def metrics_request(
+    metrics: list[dict[str, Any]], resource: dict[str, object] | None = None
+) -> dict[str, Any]:
     return {
         "resourceMetrics": [
             {
@@ -103,6 +107,6 @@ def _point(
     return {"asDouble": value, "timeUnixNano": str(at), "attributes": attributes(values), **start}
 
 
-def _resource(values: dict[str, object]) -> dict[str, Any]:
-    named = {"service_name": "by-hand", "service_instance_id": "1", **values}
-    return {"attributes": attributes({key.replace("_", "."): each for key, each in named.items()})}
+def _resource(values: dict[str, object] | None) -> dict[str, Any]:
+    named = {"service.name": "by-hand", "service.instance.id": "1", **(values or {})}
+    return {"attributes": attributes(named)}
