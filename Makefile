@@ -49,6 +49,12 @@ demo: .venv/trl ## Train a tiny model with TRL, observed; show where the time we
 	@.venv/trl/bin/otel-grpo audit $(RUN_DIR)
 	@.venv/trl/bin/otel-grpo export --perfetto $(RUN_DIR)
 
+demo-swift: .venv/swift ## The same with ms-swift, by its own command
+	@.venv/swift/bin/otel-grpo run --run-dir $(RUN_DIR) -- .venv/swift/bin/python demo/train_swift.py
+	@.venv/swift/bin/otel-grpo show $(RUN_DIR)
+	@.venv/swift/bin/otel-grpo audit $(RUN_DIR)
+	@.venv/swift/bin/otel-grpo export --perfetto $(RUN_DIR)
+
 demo-ray: MODE := colocated
 demo-ray: ## The same with the reference trainer on Ray: 8 policy workers, colocated
 demo-ray-async: MODE := async
@@ -197,4 +203,4 @@ help:
 	@$(ENVIRONMENTS) make $*
 
 FORCE:
-.PHONY: FORCE help demo demo-ray demo-ray-async demo-live stack test quick test-core $(CHECKS) bench soak setup format schema lock changelog clean
+.PHONY: FORCE help demo demo-swift demo-ray demo-ray-async demo-live stack test quick test-core $(CHECKS) bench soak setup format schema lock changelog clean

@@ -29,6 +29,7 @@ ADAPTERS = MappingProxyType(
     {
         "trl.trainer.grpo_trainer": "otel_grpo.instrumentation.trl.hooks",
         "swift.rlhf_trainers.grpo_trainer": "otel_grpo.instrumentation.ms_swift.hooks",
+        "twinkle.infra": "otel_grpo.instrumentation.twinkle.hooks",
     }
 )
 
@@ -53,12 +54,21 @@ def instrument(*, provider: Callable[[], TracerProvider | None] | None = None) -
     A second call changes nothing. `provider`, asked when a training starts, gives the tracer provider
     that the run shares; by default each run has a private one.
     """
+    if _enable():
+        for trainer in ADAPTERS:
+            when_imported(trainer, functools.partial(_patch, trainer, provider))
+
+
+def imported(module: ModuleType) -> None:
+    """Observe the trainer whose module was imported just now; others may be half imported."""
+    if _enable():
+        _patch(module.__name__, None, module)
+
+
+def _enable() -> bool:
     global _enabled
-    if os.environ.get(DISABLED, "").strip().lower() == "true":
-        return
-    _enabled = True
-    for trainer in ADAPTERS:
-        when_imported(trainer, functools.partial(_patch, trainer, provider))
+    _enabled = os.environ.get(DISABLED, "").strip().lower() != "true"
+    return _enabled
 
 
 def _patch(

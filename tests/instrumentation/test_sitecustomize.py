@@ -69,6 +69,14 @@ def test_importing_a_trainer_instruments(python):
     assert out == ["True"]
 
 
+def test_it_waits_for_every_trainer_that_has_an_adapter():
+    """The list stands twice, for this one may import nothing of ours."""
+    from otel_grpo.instrumentation import ADAPTERS
+
+    text = (AUTO / "sitecustomize.py").read_text()
+    assert all(f'"{trainer}"' in text for trainer in ADAPTERS)
+
+
 def test_without_its_packages_the_process_starts(python):
     """An environment that is not ours: one line says that nothing is observed."""
     out, told = python("print('started')", wrapt="raise ImportError('not here')")

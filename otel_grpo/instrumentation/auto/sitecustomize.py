@@ -8,18 +8,23 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import types
 
-_TRAINERS = ("trl.trainer.grpo_trainer", "swift.rlhf_trainers.grpo_trainer")
+_TRAINERS = (
+    "trl.trainer.grpo_trainer",
+    "swift.rlhf_trainers.grpo_trainer",
+    "twinkle.infra",
+)
 
 
 def _watch() -> None:
     import wrapt
 
-    def on_import(_module: object) -> None:
+    def on_import(module: types.ModuleType) -> None:
         try:
-            from otel_grpo.instrumentation import instrument
+            from otel_grpo.instrumentation import imported
 
-            instrument()
+            imported(module)
         except Exception as error:
             sys.stderr.write(f"otel-grpo: the training is not observed: {error!r}\n")
 
