@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from otel_grpo import semconv
+from otel_grpo.devices.reading import OnError, ignore
 from otel_grpo.metrics.book import Book
 from otel_grpo.metrics.catalogue import SCALARS
 from otel_grpo.metrics.watch import watch
@@ -44,6 +45,7 @@ class Instruments:
             reservoirs draw from Python's `random`, whose numbers belong to the training.
         columns: take lengths, lags and calls, where whoever reads adds them to what he has read;
             else they go into the SDK's histograms one by one.
+        on_error: told of what could not be answered when metrics were collected.
     """
 
     def __init__(
@@ -54,12 +56,13 @@ class Instruments:
         sent: Callable[[], Mapping[str, SinkCounts]] = dict,
         traced: Callable[[int], bool] = lambda _: False,
         columns: Columns | None = None,
+        on_error: OnError = ignore,
     ) -> None:
         # Whoever has this sink makes the records.
         job = "metrics_raw" in sources.files()
         self._book = Book(meter, job=job, traced=traced, columns=columns)
         self._windows = Windows(self._book)
-        watch(meter, self._book, sources, sent)
+        watch(meter, self._book, sources, sent, on_error)
 
     def made(self, item: Record | Contribution | Call | PublicationCompleted) -> None:
         """Count what was made for the files. On the writer's thread; may raise."""

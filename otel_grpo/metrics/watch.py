@@ -15,6 +15,7 @@ from otel_grpo.metrics.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
     from otel_grpo.devices.metrics import Answer
+    from otel_grpo.devices.reading import OnError
     from otel_grpo.metrics.book import Book
     from otel_grpo.records.model import Device, SinkCounts
     from otel_grpo.tracing.live import LiveSources
@@ -30,9 +31,11 @@ class Watch:
     of the one before.
     """
 
-    def __init__(self, meter: Meter, book: Book, sources: LiveSources, sent: Sent) -> None:
+    def __init__(
+        self, meter: Meter, book: Book, sources: LiveSources, sent: Sent, on_error: OnError
+    ) -> None:
         self._devices: list[Device] = []
-        self.take(book, sources, sent)
+        self.take(book, sources, sent, on_error)
         answers: dict[str, Answer] = {
             semconv.PHASE_ACTIVE: self._phases,
             semconv.PHASE_ACTIVE_DURATION: self._phases_for,
@@ -48,13 +51,24 @@ class Watch:
         }
         for metric in CATALOGUE:
             if metric.asked:
-                callback = _callback(answers.get(metric.name) or self._told(metric.name))
+                callback = self._callback(answers.get(metric.name) or self._told(metric.name))
                 makers[metric.kind](metric.name, [callback], metric.unit, metric.description)
 
-    def take(self, book: Book, sources: LiveSources, sent: Sent) -> None:
+    def take(self, book: Book, sources: LiveSources, sent: Sent, on_error: OnError) -> None:
         """From now on it is this run that is asked."""
         self._book, self._sources, self._sent = book, sources, sent
+        self._on_error = on_error
         self._devices[:] = sources.devices
+
+    def _callback(self, answer: Answer) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def ask(_: CallbackOptions) -> Iterable[Observation]:
+            try:
+                return list(answer())
+            except Exception as error:  # the SDK would print it at each collection
+                self._on_error("metrics.asked", error)
+                return ()
+
+        return ask
 
     def _told(self, name: str) -> Answer:
         return lambda: [
@@ -103,14 +117,10 @@ class Watch:
 _WATCHES: WeakKeyDictionary[Meter, Watch] = WeakKeyDictionary()
 
 
-def watch(meter: Meter, book: Book, sources: LiveSources, sent: Sent) -> None:
+def watch(meter: Meter, book: Book, sources: LiveSources, sent: Sent, on_error: OnError) -> None:
     """Have the levels of this run asked for whenever the metrics of this meter are collected."""
     found = _WATCHES.get(meter)
     if found is None:
-        _WATCHES[meter] = Watch(meter, book, sources, sent)
+        _WATCHES[meter] = Watch(meter, book, sources, sent, on_error)
     else:
-        found.take(book, sources, sent)
-
-
-def _callback(answer: Answer) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    return lambda _: answer()
+        found.take(book, sources, sent, on_error)

@@ -161,11 +161,18 @@ class OtlpLive:
             own = MeterProvider([self._reader], resource, shutdown_on_exit=False, views=views())
             meter = own.get_meter(semconv.SCOPE, __version__)
             self._instruments = Instruments(
-                meter, sources, sent=self.counts, traced=self._is_sent, columns=self._columns
+                meter,
+                sources,
+                sent=self.counts,
+                traced=self._is_sent,
+                columns=self._columns,
+                on_error=self._guard.fault,
             )
         elif self._meter_provider is not None:
             meter = self._meter_provider.get_meter(semconv.SCOPE, __version__)
-            self._instruments = Instruments(meter, sources, sent=self.counts)
+            self._instruments = Instruments(
+                meter, sources, sent=self.counts, on_error=self._guard.fault
+            )
 
     def _collect(self) -> Sequence[bytes]:
         from otel_grpo.otlp.limits import encoded_metrics

@@ -172,3 +172,24 @@ def test_the_next_run_of_a_process_takes_over(metrics: Any, sources: Any, caplog
     assert said["rl.telemetry.self.time"] == {(): 2}
     assert said["hw.gpu.memory.usage"] == {("GPU-new", "gpu"): 30}
     assert not caplog.records
+
+
+def test_what_can_not_be_answered_costs_its_own_metrics_alone(
+    metrics: Any, sources: Any, caplog: Any
+) -> None:
+    """It is told by its place, not printed; the others have their points."""
+    faults: list[str] = []
+
+    def broken() -> Any:
+        raise OSError
+
+    instruments = metrics.instruments(
+        sources(open_window=broken, self_ns=lambda: S),
+        on_error=lambda place, error: faults.append(place),
+    )
+    said = metrics.values()
+    assert faults == ["metrics.asked"] * 3
+    assert said["rl.telemetry.self.time"] == {(): 1}
+    assert "rl.loop.active.duration" not in said
+    assert not caplog.records
+    del instruments
