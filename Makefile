@@ -55,6 +55,11 @@ demo-swift: .venv/swift ## The same with ms-swift, by its own command
 	@.venv/swift/bin/otel-grpo audit $(RUN_DIR)
 	@.venv/swift/bin/otel-grpo export --perfetto $(RUN_DIR)
 
+demo-twinkle: .venv/twinkle ## The same with Twinkle, whose loop is the user's own script
+	@.venv/twinkle/bin/otel-grpo run --run-dir $(RUN_DIR) -- .venv/twinkle/bin/python demo/train_twinkle.py
+	@.venv/twinkle/bin/otel-grpo show $(RUN_DIR)
+	@.venv/twinkle/bin/otel-grpo audit $(RUN_DIR)
+
 demo-ray: MODE := colocated
 demo-ray: ## The same with the reference trainer on Ray: 8 policy workers, colocated
 demo-ray-async: MODE := async
@@ -203,4 +208,4 @@ help:
 	@$(ENVIRONMENTS) make $*
 
 FORCE:
-.PHONY: FORCE help demo demo-swift demo-ray demo-ray-async demo-live stack test quick test-core $(CHECKS) bench soak setup format schema lock changelog clean
+.PHONY: FORCE help demo demo-swift demo-twinkle demo-ray demo-ray-async demo-live stack test quick test-core $(CHECKS) bench soak setup format schema lock changelog clean

@@ -12,7 +12,7 @@ from otel_grpo._lazy import lazy
 from otel_grpo._version import __version__
 
 if TYPE_CHECKING:
-    from otel_grpo.api import current_run, phase, start_run
+    from otel_grpo.api import current_run, iteration, phase, start_run
     from otel_grpo.core.ledger import Samples
     from otel_grpo.instrumentation import instrument, uninstrument
     from otel_grpo.tracing.guard import ApiError
@@ -33,6 +33,7 @@ _HOMES = {
     "Update": "tracing.update",
     "current_run": "api",
     "instrument": "instrumentation",
+    "iteration": "api",
     "phase": "api",
     "start_run": "api",
     "timed": "tracing.timed",
@@ -50,6 +51,7 @@ __all__ = [
     "__version__",
     "current_run",
     "instrument",
+    "iteration",
     "phase",
     "start_run",
     "timed",

@@ -8,6 +8,7 @@ from otel_grpo.ranks.identity import identity
 from otel_grpo.ranks.job import Ranks
 from otel_grpo.tracing import given, lifecycle, starting
 from otel_grpo.tracing.guard import Guard
+from otel_grpo.tracing.iteration import Iteration
 from otel_grpo.tracing.phase import Phase
 from otel_grpo.tracing.run import Run
 
@@ -143,6 +144,15 @@ def _place(guard: Guard, rank: Any, world_size: Any) -> tuple[int, int]:
 def current_run() -> Run | None:
     """The run that this process observes now, if any."""
     return lifecycle.current_run()
+
+
+def iteration() -> Iteration:
+    """An iteration of the current run, as `Run.iteration`: for loops whose run an adapter starts.
+
+    Without a run it does nothing.
+    """
+    run = lifecycle.current_run()
+    return Iteration(_NO_RUN if run is None else run)
 
 
 def phase(name: str, *, attributes: Mapping[str, Any] | None = None) -> Phase:

@@ -107,7 +107,7 @@ def instrument() -> None:
 
     if _theirs is None:
         _theirs = ray.init
-        ray.init = _observed(_theirs)
+        ray.init = observed(_theirs)
 
 
 def uninstrument() -> None:
@@ -119,7 +119,9 @@ def uninstrument() -> None:
         ray.init, _theirs = _theirs, None
 
 
-def _observed(theirs: Callable[..., Any]) -> Callable[..., Any]:
+def observed(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """`ray.init`, whose workers belong to the run that is current when it is called."""
+
     @functools.wraps(theirs)
     def init(*args: Any, **kwargs: Any) -> Any:
         try:

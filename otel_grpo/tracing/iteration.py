@@ -65,6 +65,11 @@ class Iteration:
         self._window, self._owner = self._run._open_window(start_ns)
         return self
 
+    def join(self) -> Iteration:
+        """Speak of the window that is open: who opened it closes it."""
+        self._window = self._run.window
+        return self
+
     def close(
         self,
         *,

@@ -77,6 +77,17 @@ class Publication:
                 self.request = run.sampler.ask(run.opened_samples(), asked=False)
             run.handover.release_windows(run.clock.now())
 
+    def moved(self, version: int, at_ns: int) -> None:
+        """A later version takes its place: a window publishes its last one."""
+        run = self._run
+        with run._event("publication", run.window, window_needed=False):
+            if self.recorded or not run.live:
+                return
+            self.version, self.started_ns = version, at_ns
+            if self.completed_ns is not None:
+                self.completed_ns = at_ns
+            run.version = max(run.version, version)
+
     def row(self, window_end_ns: int) -> Row:
         """What the record of its window says of it."""
         done = self.completed_ns

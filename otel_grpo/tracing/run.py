@@ -289,6 +289,10 @@ class Run:
         """An iteration that is open already, for loops whose windows are not blocks."""
         return Iteration(self).open(start_ns)
 
+    def joined_iteration(self) -> Iteration | None:
+        """The open iteration, for who did not open it; None where there is none."""
+        return Iteration(self).join() if self.live and self.window is not None else None
+
     def phase(
         self,
         name: str,

@@ -38,6 +38,7 @@ class Update:
         self._run = run
         self._open = False
         self._refused = False
+        self._ids: tuple[int, int] | None = None  # of the span, once it is over
 
     def __enter__(self) -> Update:
         return self.start()
@@ -68,6 +69,11 @@ class Update:
             self.fail(type(error).__qualname__)
         self._ends(error)
 
+    def submitted(self) -> None:
+        """The step is on its way and the caller goes on: `stop` tells later how it ended."""
+        self._ids = self.phase.ids
+        self.phase.stop()
+
     def skip(self, reason: str) -> None:
         """The step changed no weights: gradient overflow, a gradient that is not finite."""
         self.status, self.reason = "skipped", sanitize.label(reason)
@@ -88,10 +94,11 @@ class Update:
         return False
 
     def _ends(self, error: BaseException | None) -> None:
-        run, ledger, ids = self._run, self._run.ledger, self.phase.ids
+        run, ledger, ids = self._run, self._run.ledger, self.phase.ids or self._ids
         with run._event("update", run.window) as window:
             end = self.end_ns = run.clock.now()
-            self.phase.stop(error, end)
+            if self.phase.open:
+                self.phase.stop(error, end)
             if window is None:
                 return
             count = ledger.pending if self.samples is None else self.samples
