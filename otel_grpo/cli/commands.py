@@ -25,6 +25,7 @@ COMMANDS = {
     "finish": "Make the summary of a run that ended without one.",
     "export": "Write a run as a trace that a viewer opens.",
     "replay": "Send the spans and metrics of a run that is over to a collector.",
+    "doctor": "Whether a training here would be observed and its data arrive.",
 }
 
 BAD_INPUT = 2

@@ -1,0 +1,105 @@
+"""Which trainer is observed, and whether the hooks fit the one that is installed.
+
+A trainer is imported in a process of its own: this one stays as it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from otel_grpo.cli.checks.finding import Finding
+from otel_grpo.cli.checks.installed import version_of
+from otel_grpo.instrumentation import ADAPTERS, DISABLED
+from otel_grpo.instrumentation.base import unsupported_version
+
+TOPIC = "Trainers"
+# To import torch and a trainer takes some seconds, and half a minute the first time.
+TIMEOUT_S = 180
+
+# Imports the trainer as a user's program does, and tells what was hooked and what was said of it.
+_CHILD = """
+import importlib, json, logging, sys
+said = []
+class Keep(logging.Handler):
+    def emit(self, record):
+        said.append(record.getMessage())
+logging.getLogger("otel_grpo").addHandler(Keep())
+from otel_grpo import instrumentation
+instrumentation.instrument()
+importlib.import_module(sys.argv[1])
+hooks = instrumentation._applied.get(sys.argv[1])
+done = [] if hooks is None else hooks._patches._done
+names = [f"{getattr(owner, '__name__', owner)}.{name}" for owner, name, _, _ in done]
+print("\\n" + json.dumps({"hooks": names, "said": said}))
+"""
+
+
+def contracts() -> dict[str, Any]:
+    """Module of a trainer -> what its adapter expects."""
+    return {
+        module: importlib.import_module(f"{hooks.rpartition('.')[0]}.contract")
+        for module, hooks in ADAPTERS.items()
+    }
+
+
+def packages() -> list[str]:
+    """Those that hold a trainer that is observed."""
+    return [contract.PACKAGE for contract in contracts().values()]
+
+
+def trainers() -> Iterator[Finding]:
+    """Of each trainer that is installed."""
+    if os.environ.get(DISABLED, "").strip().lower() == "true":
+        text = f"{DISABLED} is true: no trainer is observed; unset it"
+        yield Finding(TOPIC, "bad", text)
+        return
+    found = False
+    for module, contract in contracts().items():
+        number = version_of(contract.PACKAGE)
+        if number is None:
+            continue
+        found = True
+        about = {"trainer": contract.PACKAGE, "version": number, "supported": contract.SUPPORTED}
+        reason = unsupported_version(contract.PACKAGE, contract.SUPPORTED)
+        if reason is not None:
+            yield Finding(TOPIC, "bad", f"not observed: {reason}", about)
+        else:
+            yield _hooked(module, f"{contract.PACKAGE} {number}", about)
+    if not found:
+        text = f"none is installed ({', '.join(packages())}); a loop of your own needs none"
+        yield Finding(TOPIC, "note", text)
+
+
+def _hooked(module: str, name: str, about: dict[str, Any]) -> Finding:
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    try:
+        child = subprocess.run(  # noqa: S603 - our own words
+            [sys.executable, "-c", _CHILD, module],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired:
+        text = f"{name} took more than {TIMEOUT_S} s to be imported: its hooks were not looked at"
+        return Finding(TOPIC, "note", text, about)
+    *_, last = child.stdout.splitlines() or [""]
+    try:
+        told = json.loads(last)
+    except ValueError:
+        *_, why = child.stderr.strip().splitlines() or [f"exit status {child.returncode}"]
+        return Finding(TOPIC, "bad", f"{name} can't be imported: {why}", about)
+    about |= told
+    if told["said"]:
+        return Finding(TOPIC, "bad", f"{name}: {'; '.join(told['said'])}", about)
+    if not told["hooks"]:
+        return Finding(TOPIC, "bad", f"{name} was imported, and nothing of it was hooked", about)
+    n = len(told["hooks"])
+    return Finding(TOPIC, "good", f"{name} is observed by {n} hooks, all of which fit", about)
