@@ -55,7 +55,7 @@ def live(
         metrics = _transport("metrics", settings.metrics, missing)
     if traces is None and metrics is None and meter_provider is None:
         return None
-    from otel_grpo.otlp.live import OtlpLive
+    from otel_grpo.otlp.sending import OtlpLive
 
     return OtlpLive(guard, settings, traces, metrics, meter_provider)
 

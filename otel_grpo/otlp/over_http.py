@@ -96,6 +96,9 @@ class HttpTransport:
                 data=self._compress(body),
                 headers=self._headers,
                 timeout=timeout_s,
+                # Said here, for else REQUESTS_CA_BUNDLE would win over OTEL_EXPORTER_OTLP_CERTIFICATE.
+                verify=self._session.verify,
+                cert=self._session.cert,
                 allow_redirects=False,
                 stream=True,  # an answer of any size is read to a bound
             )

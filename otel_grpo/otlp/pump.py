@@ -8,16 +8,14 @@ instant ``created = written + dropped + pending + unconfirmed``:
   reached for `BUDGET_S` or until the end;
 * ``unconfirmed``: sent, but no answer came before it was given up. The receiver may have it.
 
-An attempt that fails for now is repeated after a pause that doubles up to `MAX_PAUSE_S`, or that the
-receiver asks for. After `OPEN_AFTER` failures in a row the receiver counts as away: that is told once,
-as is its return, and the end of the process gives it one more chance instead of all the time left.
+An attempt that fails for now is repeated, see `circuit`. That a receiver is away is told once, as is
+its return; the end of the process then gives it one more chance instead of all the time there is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import random
 import threading
 import weakref
 from collections import deque
@@ -35,8 +33,8 @@ from otel_grpo.otlp.answer import (
     TOO_LARGE,
     Answer,
     Transport,
-    shortened,
 )
+from otel_grpo.otlp.circuit import Circuit
 from otel_grpo.records.model import SinkCounts
 
 if TYPE_CHECKING:
@@ -46,9 +44,6 @@ if TYPE_CHECKING:
 
 #: What could not be sent for so long is given up; its place in the queue is somebody else's.
 BUDGET_S = 300.0
-FIRST_PAUSE_S = 0.5
-MAX_PAUSE_S = 30.0
-OPEN_AFTER = 3
 #: A receiver that finds a smaller request too large is not obeyed for good.
 MIN_LIMIT = 16 * 1024
 MIN_TIMEOUT_S = 0.05
@@ -96,8 +91,6 @@ class Pump:
         self._delay_s = delay_s
         self._on_error = on_error
         self._on_warning = on_warning
-        # The training draws from the global one, and must draw the same with us as without.
-        self._random = random.Random()  # noqa: S311 - spreads attempts, keeps no secret
         self._queue: deque[Any] = deque()
         # What `put` refused, each in one step: an interrupt finds it counted or not.
         self._full = self._late = 0
@@ -106,15 +99,12 @@ class Pump:
         self._written = self._dropped = self._unconfirmed = 0
         self._reasons: dict[str, int] = {}
         # The thread's own.
+        self._circuit = Circuit()
         self._limit = MAX_BYTES
-        self._failures = 0
         self._last = CLOSED  # why the last attempt failed
-        self._not_before = 0.0
-        self._bidden = False  # by the receiver, and so not cut short
         self._told: set[str] = set()
         self._thread: threading.Thread | None = None
-        self._hurried = self._closing = self._final = self._dead = False
-        self._deadline = float("inf")
+        self._closing = self._final = self._dead = False
         self._set_up_locks()
         _live.add(self)
 
@@ -134,6 +124,8 @@ class Pump:
             name = f"otel-grpo-{self.name.replace('_', '-')}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
+            if self._collect is not None:
+                self._ring()  # what begins at 0 is seen at 0
 
     def put(self, item: Any) -> bool:
         """Hand an item over; False if it was dropped. Never blocks."""
@@ -165,22 +157,22 @@ class Pump:
 
     def hurry(self) -> None:
         """Send what is there now, and don't sit out a pause of our own choice."""
-        self._hurried = True
+        self._circuit.impatient = True
         self._ring()
 
     def close(self, timeout_s: float) -> None:
         """Begin the end: nothing is taken any more, and what is there has so much time."""
         with self._lock:
             if not self._closing:
-                self._deadline = monotonic() + timeout_s
-                self._closing = self._hurried = True
+                self._circuit.deadline = monotonic() + timeout_s
+                self._circuit.impatient = self._closing = True
                 self._bound = 0
         self._ring()
 
     def join(self) -> None:
         """Wait until all is settled, until the deadline of `close` at the most; counts are final."""
         if self._thread is not None and not self._dead:
-            self._done.wait(max(0.0, self._deadline - monotonic()))
+            self._done.wait(max(0.0, self._circuit.deadline - monotonic()))
         with self._lock:
             self._final = True
             asked, waiting = min(self._asked, self._working), len(self._queue)
@@ -223,7 +215,11 @@ class Pump:
         if self._collect is not None:
             self._queue.extend(self._collect())
         while items := self._take():
-            self._deliver(items)
+            try:
+                self._deliver(items)
+            except BaseException as error:
+                self._report(error)
+                self._settle(self._working, dropped=self._working, reason=ERROR)
         if self._full:
             self._tell(QUEUE_FULL, "the receiver is too slow or away, and the queue is full")
 
@@ -237,7 +233,7 @@ class Pump:
     def _deliver(self, items: list[Any]) -> None:
         """Settle each of the items: sent, or given up."""
         n = len(items)
-        if self._hopeless():
+        if self._circuit.hopeless():
             self._settle(n, dropped=n, reason=self._last)
             return
         try:
@@ -273,11 +269,7 @@ class Pump:
         while self._pause():
             with self._lock:
                 self._asked = n
-            try:
-                answer = self._transport.send(body, self._time_left())
-            except BaseException as error:
-                self._report(error)
-                answer = Answer("refused", ERROR, shortened(repr(error)))
+            answer = self._transport.send(body, self._time_left())
             sent = sent or answer.sent
             with self._lock:
                 self._asked = n if sent else 0
@@ -298,7 +290,11 @@ class Pump:
                 else:
                     self._drop_too_large()
                 return
-            self._failed(answer)
+            self._last = answer.reason
+            self._circuit.failed(answer.retry_after_s)
+            if self._circuit.open or self._closing:
+                again = "" if self._closing else "; what waits is sent when it is back"
+                self._tell(AWAY, f"{answer.message}{again}")
             if monotonic() - began >= BUDGET_S:
                 break
         if sent:
@@ -311,45 +307,25 @@ class Pump:
         self._settle(n, written=n - rejected, dropped=rejected, reason=PARTIAL_SUCCESS)
         if rejected:
             self._tell(PARTIAL_SUCCESS, answer.message)
-        self._failures, self._not_before, self._bidden, self._last = 0, 0.0, False, CLOSED
+        self._circuit.well()
+        self._last = CLOSED
         if AWAY in self._told:
             self._told.discard(AWAY)
             self._warn("back", "the receiver is back")
 
-    def _failed(self, answer: Answer) -> None:
-        self._last = answer.reason
-        self._failures += 1
-        pause = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self._failures - 1))
-        pause *= self._random.uniform(0.8, 1.2)
-        bidden = answer.retry_after_s or 0.0
-        self._bidden = bidden > pause
-        self._not_before = monotonic() + max(pause, bidden)
-        if self._failures >= OPEN_AFTER or self._closing:
-            again = "" if self._closing else "; what waits is sent when it is back"
-            self._tell(AWAY, f"{answer.message}{again}")
-
     def _pause(self) -> bool:
         """Wait until the next attempt is due; False where there is none before the end."""
-        while (left := self._not_before - monotonic()) > 0:
-            if self._hurried and not self._bidden:
-                self._hurried, self._not_before = False, 0.0
-                break
-            if self._hopeless():
-                return False
+        while not self._circuit.hopeless():
+            left = self._circuit.wait_s()
+            if left <= 0:
+                return True
             self._bell.acquire(timeout=left)
-        return not self._hopeless()
-
-    def _hopeless(self) -> bool:
-        """Whether the process ends before the next attempt."""
-        now = monotonic()
-        if not self._closing or now >= self._deadline:
-            return self._closing
-        if now >= self._not_before or (self._hurried and not self._bidden):
-            return False
-        return self._failures >= OPEN_AFTER or self._not_before >= self._deadline
+        return False
 
     def _time_left(self) -> float:
-        return min(self._transport.timeout_s, max(MIN_TIMEOUT_S, self._deadline - monotonic()))
+        return min(
+            self._transport.timeout_s, max(MIN_TIMEOUT_S, self._circuit.deadline - monotonic())
+        )
 
     def _settle(
         self, n: int, *, written: int = 0, dropped: int = 0, unconfirmed: int = 0, reason: str = ""

@@ -23,6 +23,7 @@ DELAY_MS = 5000
 #: A training is watched more closely than a server, whose default is a minute.
 INTERVAL_MS = 10_000
 
+_MOST = 2**31 - 1
 _PROTOCOLS: dict[str, Protocol] = {"http/protobuf": "http/protobuf", "grpc": "grpc"}
 #: Names of exporters: the standard one, and those of Python, which name the protocol, too.
 _EXPORTERS: dict[str, Protocol | None] = {
@@ -86,12 +87,15 @@ class _Variables:
     def __init__(self, environ: Mapping[str, str], guard: Guard) -> None:
         self._environ = environ
         self._guard = guard
+        self._told: set[str] = set()
 
     def get(self, name: str) -> str:
         return self._environ.get(name, "").strip()
 
     def bad(self, name: str, wanted: str, taken: object) -> None:
-        self._guard.misuse(name, f"{name}={self.get(name)} is not {wanted}; {taken} is taken")
+        if name not in self._told:  # both signals may ask for it
+            self._told.add(name)
+            self._guard.misuse(name, f"{name}={self.get(name)} is not {wanted}; {taken} is taken")
 
     def protocol(self, signal: str) -> Protocol | None:
         """How a signal is sent. Without a word about it, it is: nobody is connected to unasked."""
@@ -122,10 +126,10 @@ class _Variables:
             number = int(told)
         except ValueError:
             number = 0
-        if number < 1:
-            self.bad(name, "a whole number above 0", default)
-            return default
-        return number
+        if 1 <= number <= _MOST:
+            return number
+        self.bad(name, f"a whole number from 1 to {_MOST}", default)
+        return default
 
     def share(self) -> float:
         """Share of the traces that the sampler lets through.

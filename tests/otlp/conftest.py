@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from opentelemetry.sdk.resources import Resource
 
-from otel_grpo import semconv
 from otel_grpo.otlp import live
-from otel_grpo.otlp.live import OtlpLive
+from otel_grpo.otlp.sending import OtlpLive
 from otel_grpo.records.model import SinkCounts
 from otel_grpo.testing import FakeClock
 from otel_grpo.tracing.guard import Guard
@@ -20,16 +18,16 @@ from otel_grpo.tracing.live import LiveSources
 
 sys.path[:0] = [str(Path(__file__).parent)]
 
-Make = Callable[..., OtlpLive]
+from receivers import RESOURCE  # noqa: E402
 
-RESOURCE = Resource({semconv.SERVICE_NAME: "test", semconv.RANK: 0})
+Make = Callable[..., OtlpLive]
 
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the developer's own environment steers what is sent."""
     for name in [*os.environ]:
-        if name.startswith(("OTEL_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")):
+        if name.startswith("OTEL_") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
 
 

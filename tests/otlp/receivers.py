@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import socket
+import ssl
 import threading
 import time
 import zlib
@@ -13,18 +14,42 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import grpc
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, TraceFlags
 
+from otel_grpo import semconv
+
+RESOURCE = Resource({semconv.SERVICE_NAME: "test", semconv.RANK: 0})
+#: A key and its certificate, for 127.0.0.1, made for these tests.
+CERTIFICATE = str(Path(__file__).with_name("localhost.pem"))
+_SCOPE = InstrumentationScope(semconv.SCOPE, "1")
 _DECODE = {"none": bytes, "gzip": gzip.decompress, "deflate": zlib.decompress}
 _METHOD = {
     "/opentelemetry.proto.collector.trace.v1.TraceService/Export": "traces",
     "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export": "metrics",
 }
+
+
+def span(number: int, trace: int = 1, **attributes: object) -> ReadableSpan:
+    """A span of ours with that number as its id."""
+    return ReadableSpan(
+        "rl.sample",
+        SpanContext(trace, number, is_remote=False, trace_flags=TraceFlags(1)),
+        resource=RESOURCE,
+        attributes={semconv.PHASE: semconv.GENERATION, **attributes},  # type: ignore[dict-item]
+        start_time=1,
+        end_time=2,
+        instrumentation_scope=_SCOPE,
+    )
 
 
 @dataclass
@@ -53,6 +78,7 @@ class Receiver:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.connections = 0
         self.requests: list[Got] = []
         self.spans: Counter[bytes] = Counter()
         self.metrics: list[ExportMetricsServiceRequest] = []
@@ -77,14 +103,18 @@ class Receiver:
 
 @contextlib.contextmanager
 def http(
-    behave: Callable[[Got], Reply] = lambda _: Reply(), tls: object = None
+    behave: Callable[[Got], Reply] = lambda _: Reply(), tls: ssl.SSLContext | None = None
 ) -> Iterator[Receiver]:
-    """A receiver that speaks HTTP and behaves so; `tls`: an `ssl.SSLContext`."""
+    """A receiver that speaks HTTP and behaves so."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         wbufsize = -1  # an answer is one packet
         disable_nagle_algorithm = True
+
+        def setup(self) -> None:
+            receiver.connections += 1
+            super().setup()
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
@@ -111,7 +141,7 @@ def http(
 
     server = Server(("127.0.0.1", 0), Handler)
     if tls is not None:
-        server.socket = tls.wrap_socket(server.socket, server_side=True)  # type: ignore[attr-defined]
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     scheme = "http" if tls is None else "https"
     receiver = Receiver(f"{scheme}://127.0.0.1:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
@@ -125,7 +155,11 @@ def http(
 
 @contextlib.contextmanager
 def over_grpc(
-    behave: Callable[[Got, grpc.ServicerContext], bytes] = lambda *_: b"", limit: int | None = None
+    behave: Callable[[Got, grpc.ServicerContext], bytes] = lambda *_: b"",
+    limit: int | None = None,
+    *,
+    tls: bool = False,
+    port: int = 0,
 ) -> Iterator[Receiver]:
     """A receiver that speaks gRPC; `limit`: the largest message that it takes."""
 
@@ -144,7 +178,13 @@ def over_grpc(
     options = [] if limit is None else [("grpc.max_receive_message_length", limit)]
     server = grpc.server(futures.ThreadPoolExecutor(4), options=options)
     server.add_generic_rpc_handlers((Handler(),))
-    receiver = Receiver(f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    if tls:
+        pem = Path(CERTIFICATE).read_bytes()
+        credentials = grpc.ssl_server_credentials([(pem, pem)])
+        bound = server.add_secure_port(f"127.0.0.1:{port}", credentials)
+    else:
+        bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    receiver = Receiver(f"{'https' if tls else 'http'}://127.0.0.1:{bound}")
     server.start()
     try:
         yield receiver
@@ -176,6 +216,16 @@ def raw(converse: Callable[[socket.socket], object]) -> Iterator[Receiver]:
         server.close()
         for connection in kept:
             connection.close()
+
+
+def tls_context(*, client: bool = False) -> ssl.SSLContext:
+    """Of a server that nobody has a reason to trust; `client`: it wants to see a certificate, too."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATE)
+    if client:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(CERTIFICATE)
+    return context
 
 
 def hang(connection: socket.socket) -> None:

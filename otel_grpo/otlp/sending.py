@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,7 @@ class OtlpLive:
         self._reader: InMemoryMetricReader | None = None
         self._pumps: list[Pump] = []
         self._told = False
+        self._pid = os.getpid()
         #: A span is over. What is bound here is called for each: no step too many.
         self.span: Callable[[ReadableSpan | Ended], object] = _ignore
         if spans is not None:
@@ -121,7 +123,8 @@ class OtlpLive:
                 self._guard.fault(f"{pump.name}.start", error)
 
     def made(self, item: Record | Contribution | Call | PublicationCompleted) -> None:
-        if self._instruments is not None:
+        # A forked child may have got the SDK's locks as another thread held them.
+        if self._instruments is not None and os.getpid() == self._pid:
             try:
                 self._instruments.made(item)
             except Exception as error:
