@@ -48,6 +48,9 @@ class FakeClock(Clock):
         super().__init__(start_ns, 0)
         self._now = start_ns
 
+    def now(self) -> int:
+        return self._now
+
     def at(self, perf_ns: int) -> int:
         return self._now
 

@@ -25,7 +25,7 @@ class Clock:
 
     def now(self) -> int:
         """Unix time in nanoseconds."""
-        return self.at(perf_counter_ns())
+        return self.unix_ns + (perf_counter_ns() - self.perf_ns)
 
     def at(self, perf_ns: int) -> int:
         """Unix time of a reading of ``perf_counter_ns``."""

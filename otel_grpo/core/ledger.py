@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -48,7 +48,7 @@ class Samples:
     """
 
     rollout_id: RolloutId
-    indices: Sequence[int]
+    indices: Sequence[int] | Ints
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -79,6 +79,42 @@ class Batch(NamedTuple):
     columns: dict[str, Ints]
     truncated: Ints | None  # positions inside the batch
 
+    def read(self) -> Batch:
+        return self
+
+
+class UnreadBatch:
+    """The same while its columns are what the trainer made: who needs them reads them, once.
+
+    Args:
+        reader: gives the batch. Where it raises, the samples are known and their columns are not.
+    """
+
+    __slots__ = ("_batch", "_reader", "first", "n", "rollout_id")
+
+    def __init__(
+        self, rollout_id: RolloutId, first: int, n: int, reader: Callable[[], Batch]
+    ) -> None:
+        self.rollout_id = rollout_id
+        self.first = first
+        self.n = n
+        self._batch = Batch(rollout_id, first, n, {}, None)
+        self._reader: Callable[[], Batch] | None = reader
+
+    def __len__(self) -> int:
+        return self.n
+
+    @property
+    def unread(self) -> bool:
+        """Whether what the trainer made is held still."""
+        return self._reader is not None
+
+    def read(self) -> Batch:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            self._batch = reader()
+        return self._batch
+
 
 class Visit(NamedTuple):
     """A training pass over samples of one rollout: a slice of a batch, or any of them."""
@@ -104,7 +140,7 @@ class UpdateEvent(NamedTuple):
 class WindowEvents:
     """What was reported in one window, in the order of the reports."""
 
-    consumed: list[Batch] = field(default_factory=list)
+    consumed: list[Batch | UnreadBatch] = field(default_factory=list)
     visits: list[Visit] = field(default_factory=list)
     generated: list[Run] = field(default_factory=list)
     discarded: list[tuple[str, int, int | None]] = field(default_factory=list)
@@ -125,7 +161,7 @@ class Ledger:
         self._known: dict[RolloutId, list[tuple[int, int]]] = {}
         self.trained = TrainedLengths()
 
-    def consume(self, batch: Batch) -> int:
+    def consume(self, batch: Batch | UnreadBatch) -> int:
         """Count the samples of a batch that were never consumed before; returns their number.
 
         A sample that comes again (replay) is no new sample: its visits are `revisited`.
@@ -270,28 +306,28 @@ class TrainedLengths:
     def __init__(self, bound: int = HISTORY_SAMPLES) -> None:
         self._bound = bound
         self._held = 0
-        self._parts: OrderedDict[tuple[RolloutId, int], Ints] = OrderedDict()
+        self._parts: OrderedDict[tuple[RolloutId, int], Ints | UnreadBatch] = OrderedDict()
         self._firsts: dict[RolloutId, list[int]] = defaultdict(list)
 
-    def remember(self, batch: Batch) -> None:
-        trained = batch.columns.get("trained_lengths")
-        if trained is None:
+    def remember(self, batch: Batch | UnreadBatch) -> None:
+        lengths = batch.columns.get("trained_lengths") if isinstance(batch, Batch) else batch
+        if lengths is None:
             return
-        self._parts[batch.rollout_id, batch.first] = trained
+        self._parts[batch.rollout_id, batch.first] = lengths
         insort(self._firsts[batch.rollout_id], batch.first)
         self._held += batch.n
         while self._held > self._bound:
-            (rollout_id, first), lengths = self._parts.popitem(last=False)
+            (rollout_id, first), oldest = self._parts.popitem(last=False)
             firsts = self._firsts[rollout_id]
             del firsts[bisect_left(firsts, first)]
-            self._held -= len(lengths)
+            self._held -= len(oldest)
 
     def of(self, rollout_id: RolloutId, indices: Ints | range) -> Ints:
         """Length of each sample, in order; -1 where it is not known. Shape of `indices`."""
         known = self._firsts.get(rollout_id, ())
         if isinstance(indices, range) and (at := bisect_right(known, indices.start)):
             first = known[at - 1]
-            part = self._parts.get((rollout_id, first))
+            part = self._part(rollout_id, first)
             if part is not None and indices.stop <= first + len(part):
                 return part[indices.start - first : indices.stop - first]
         indices = _array(indices)
@@ -300,10 +336,19 @@ class TrainedLengths:
         part_of = np.searchsorted(firsts, indices, side="right") - 1
         for position in np.flatnonzero(np.bincount(part_of + 1)[1:]).tolist():
             first = int(firsts[position])
-            part = self._parts.get((rollout_id, first))
+            part = self._part(rollout_id, first)
             if part is not None:
                 inside = (part_of == position) & (indices < first + len(part))
                 lengths[inside] = part[indices[inside] - first]
+        return lengths
+
+    def _part(self, rollout_id: RolloutId, first: int) -> Ints | None:
+        part = self._parts.get((rollout_id, first))
+        if not isinstance(part, UnreadBatch):
+            return part
+        known = part.read().columns.get("trained_lengths")
+        lengths = np.full(part.n, -1, dtype=np.int64) if known is None else known
+        self._parts[rollout_id, first] = lengths
         return lengths
 
     def total(self, visits: Iterable[Visit]) -> int | None:
@@ -322,7 +367,7 @@ _NO_PLACES = (np.zeros(0, dtype=np.int64),) * 3
 
 def resolve(events: WindowEvents, trained: TrainedLengths) -> WindowCounts:
     """The evidence of a closed window."""
-    batches = events.consumed
+    batches = [batch.read() for batch in events.consumed]
     places = _places(batches)
     visit_counts = np.zeros(sum(batch.n for batch in batches), dtype=np.int64)
     earlier: dict[RolloutId, Ints] = {}
@@ -451,9 +496,10 @@ def merge_runs(runs: Iterable[Run]) -> list[Run]:
     return merged
 
 
-def _part(batch: Batch, start: int, stop: int) -> Batch:
-    if start == 0 and stop == batch.n:
-        return batch
+def _part(given: Batch | UnreadBatch, start: int, stop: int) -> Batch | UnreadBatch:
+    if start == 0 and stop == given.n:
+        return given
+    batch = given.read()
     truncated = batch.truncated
     if truncated is not None:
         truncated = truncated[(truncated >= start) & (truncated < stop)] - start

@@ -57,17 +57,17 @@ def around(original: Callable[..., Any], hook: Hook, fault: Fault) -> Callable[.
         try:
             value = original(*args, **kwargs)
         except BaseException as error:
-            _finish(steps, Outcome(error=error), place, fault)
+            if steps is not None:
+                _finish(steps, Outcome(error=error), place, fault)
             raise
-        _finish(steps, Outcome(value), place, fault)
+        if steps is not None:
+            _finish(steps, Outcome(value), place, fault)
         return value
 
     return wrapper
 
 
-def _finish(steps: Steps | None, outcome: Outcome, place: str, fault: Fault) -> None:
-    if steps is None:
-        return
+def _finish(steps: Steps, outcome: Outcome, place: str, fault: Fault) -> None:
     try:
         steps.send(outcome)
     except StopIteration:

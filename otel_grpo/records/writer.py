@@ -230,13 +230,17 @@ class Writer:
         self._ring()
         return True
 
-    def call(self, work: Callable[[], object]) -> bool:
-        """Run ``work`` on the writer thread, in the order of the plain items; False if closed."""
+    def call(self, work: Callable[[], object], *, soon: bool = True) -> bool:
+        """Run ``work`` on the writer thread, in the order of the plain items; False if closed.
+
+        Not ``soon``: within `COLLECT_S`. To wake a thread costs who wakes it tens of microseconds.
+        """
         with self._lock:
             if self._closing and not self._still_open():
                 return False
             self._queue.append(_Entry(None, 0, work))
-        self._ring()
+        if soon:
+            self._ring()
         return True
 
     def counts(self) -> dict[str, SinkCounts]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
 
@@ -33,6 +34,30 @@ _MOST_TRAINING = 100_000
 _START_AND_ID = attrgetter("start", "id")
 # Spans of others go on while no window is open.
 _MOST_WAITING = 10_000
+
+
+class Snapshot(NamedTuple):
+    """The rows of a window and more, as they were when it was closed; a later thread sorts them."""
+
+    closed: list[Row]
+    opened: list[Row]
+    foreign: list[int]  # when each ended
+
+    def rows(self, end: int) -> list[Row]:
+        """The rows of the window that closed at `end`, in the order of their starts.
+
+        Rows that reach over the end have ``end`` None here, and come again in the next window.
+        """
+        rows = [
+            _still_open(row) if row.end is None or row.end > end else row
+            for row in (*self.closed, *self.opened)
+            if row.start < end
+        ]
+        rows.sort(key=_START_AND_ID)
+        return rows
+
+    def foreign_spans(self, end: int) -> int:
+        return sum(at < end for at in self.foreign)
 
 
 class Account:
@@ -78,31 +103,26 @@ class Account:
     def begin(self, start: int) -> None:
         """A window opens at `start`: what ended before it is forgotten."""
         with self._lock:
-            self._closed = [row for row in self._closed if row.end is None or row.end > start]
-            self._foreign = [at for at in self._foreign if at >= start]
+            self._forget(start)
             self._collecting = True
 
-    def rows(self, end: int) -> tuple[list[Row], int]:
-        """The rows of the window that closes at `end`, and the number of foreign spans in it.
-
-        Rows that reach over the end have ``end`` None here, and come again in the next window.
-        """
+    def snapshot(self) -> Snapshot:
+        """What there is now, for the window that is about to be closed."""
         with self._lock:
-            rows = [
-                _still_open(row) if row.end is None or row.end > end else row
-                for row in (*self._closed, *self.open.values())
-                if row.start < end
-            ]
-            foreign = sum(at < end for at in self._foreign)
-        rows.sort(key=_START_AND_ID)
-        return rows, foreign
+            opened = [_still_open(row) for row in self.open.values()] if self.open else []
+            return Snapshot(self._closed.copy(), opened, self._foreign.copy())
 
     def close(self, end: int) -> None:
         """The window is closed at `end`: forget what lies before it."""
         with self._lock:
-            self._closed = [row for row in self._closed if row.end is None or row.end > end]
-            self._foreign = [at for at in self._foreign if at >= end]
+            self._forget(end)
             self._collecting = False
+
+    def _forget(self, before: int) -> None:
+        if self._closed:
+            self._closed = [row for row in self._closed if row.end is None or row.end > before]
+        if self._foreign:
+            self._foreign = [at for at in self._foreign if at >= before]
 
     def take_training(self) -> list[Row]:
         """Rows of training and optimizer since the last call; open ones have ``end`` None."""

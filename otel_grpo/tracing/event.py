@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from otel_grpo.tracing.guard import ApiError
@@ -19,10 +20,10 @@ LOCK_S = 3.0
 class Event:
     """Locks the ledger and turns bad values into counted misuse, anything else into a counted fault.
 
-    Gives the open window, or None when there is nothing to report to.
+    What it takes is the run's own time. Gives the open window, or None when there is nothing to report to.
     """
 
-    __slots__ = ("_locked", "_name", "_needed", "_run", "_window")
+    __slots__ = ("_entered", "_locked", "_name", "_needed", "_run", "_window")
 
     def __init__(self, run: Run, name: str, window: Window | None, needed: bool) -> None:
         self._run = run
@@ -30,6 +31,7 @@ class Event:
         self._window = window
         self._needed = needed
         self._locked = False
+        self._entered = perf_counter_ns()
 
     def __enter__(self) -> Window | None:
         run = self._run
@@ -55,6 +57,7 @@ class Event:
         if self._locked:
             self._locked = False
             self._run._lock.release()
+        self._run.self_ns += perf_counter_ns() - self._entered
         if not isinstance(error, Exception) or isinstance(error, ApiError):
             return False
         if isinstance(error, (ValueError, TypeError, OverflowError)):

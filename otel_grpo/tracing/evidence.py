@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from otel_grpo.core.ledger import Visit
     from otel_grpo.core.timeline import Timeline
     from otel_grpo.records.inventory import DeviceRoles
-    from otel_grpo.records.model import Number
     from otel_grpo.tracing.account import Row
     from otel_grpo.tracing.samples import Row as ReadingRow, Samples
+    from otel_grpo.tracing.scalars import Scalars
     from otel_grpo.tracing.window import ClosedWindow
 
 _READING_COLUMNS = (
@@ -58,7 +58,7 @@ class UpdateDraft:
     rows: list[Row]
     trace_id: str | None
     span_id: str | None
-    scalars: dict[str, Number]
+    scalars: Scalars | None
     covers: list[int]
     built: bool = False  # its record is made; set on the writer's thread
 
@@ -79,7 +79,7 @@ def rollout_attributes(
         if closed.aborted
         else counts.status(events.updates, discarded=bool(events.discarded))
     )
-    rows = closed.rows
+    rows = closed.snapshot.rows(closed.end_ns)
     consumed = bool(counts.samples)
     return RolloutAttributes(
         window=Window(window.start_ns, closed.end_ns, status, window.lane),  # type: ignore[arg-type]
@@ -102,8 +102,8 @@ def rollout_attributes(
         memory=memory_table(window.samples),
         hardware=hardware_table(window.samples),
         workers={method: {"0": durations} for method, durations in window.workers.items()},
-        nonfinite=window.nonfinite,
-        foreign_spans=closed.foreign_spans,
+        nonfinite=[name for told in window.scalars for name in told.nonfinite],
+        foreign_spans=closed.snapshot.foreign_spans(closed.end_ns),
     )
 
 

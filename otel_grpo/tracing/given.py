@@ -5,7 +5,7 @@ A tensor is refused by its type and never read: reading it would wait for the de
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Annotated, Any, get_args
 
@@ -21,6 +21,8 @@ from otel_grpo.tracing import sanitize
 # One number, or one boolean, for each sample: lists and arrays alike.
 Counts = Sequence[int] | npt.NDArray[np.integer[Any]]
 Flags = Sequence[bool] | npt.NDArray[np.bool_]
+# Gives columns by their names in the record, and whether each sample was truncated.
+Reader = Callable[[], tuple[Mapping[str, Counts | None], Flags]]
 
 _INTEGERS = list[Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]]
 _NATURALS = list[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]]
@@ -32,6 +34,8 @@ _ENDS = frozenset(get_args(RunStatus)) - {"running"}
 
 def whole(value: Any, name: str) -> int:
     """A whole number, such as a version or an instant in nanoseconds."""
+    if type(value) is int:
+        return value
     plain = sanitize.number(value)
     if not isinstance(plain, int):
         raise ValueError(f"{name} is a whole number, not {_kind(value)}")
@@ -73,6 +77,8 @@ def run_status(value: Any) -> RunStatus:
 
 
 def rollout(rollout_id: Any) -> RolloutId:
+    if type(rollout_id) is int:
+        return rollout_id
     if isinstance(rollout_id, str):
         return sanitize.text(rollout_id)
     plain = sanitize.number(rollout_id)
@@ -110,6 +116,14 @@ def batch(
     }
     cut = None if truncated is None else flagged(truncated, size, "truncated")
     return Batch(rollout(rollout_id), first, size, known, cut)
+
+
+def read(reader: Reader, rollout_id: RolloutId, indices: range, lag: int) -> Batch:
+    """The samples with these indices, with the columns that an adapter's `reader` gives."""
+    columns, truncated = reader()
+    made = batch(rollout_id, columns, indices, truncated, (indices.start, len(indices)))
+    made.columns["policy_lag"] = as_array([lag] * len(indices))
+    return made
 
 
 def column(values: Any, n: int, name: str) -> Ints:
@@ -182,7 +196,9 @@ def visits(samples: Iterable[tuple[RolloutId, int]]) -> list[Visit]:
     return [Visit(rollout(rollout_id), _indices(indices)) for rollout_id, indices in parts]
 
 
-def _indices(indices: Sequence[int]) -> Ints | range:
+def _indices(indices: Sequence[int] | Ints) -> Ints | range:
+    if type(indices) is np.ndarray and indices.dtype == np.int64:
+        return indices  # an adapter's, from the ids that it got
     if isinstance(indices, range) and (
         not indices or (0 <= indices[0] < 2**63 and 0 <= indices[-1] < 2**63)
     ):

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING
 from otel_grpo.core.atomic import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from otel_grpo.records.model import Number
     from otel_grpo.tracing.evidence import UpdateDraft
     from otel_grpo.tracing.output import Output
     from otel_grpo.tracing.peers import Peers
     from otel_grpo.tracing.rank_output import RankOutput
+    from otel_grpo.tracing.scalars import Scalars
     from otel_grpo.tracing.window import ClosedWindow
 
 # A publication may be confirmed, and another process be heard, this long after a window before its
@@ -53,20 +51,13 @@ class Handover:
         if self._uncovered[-1:] != [step]:  # they grow; a loop may never log
             self._uncovered.append(step)
 
-    def attach(
-        self, values: Mapping[str, Number], nonfinite: set[str], covers: list[int] | None
-    ) -> None:
+    def attach(self, scalars: Scalars, covers: list[int] | None) -> None:
         """The trainer's scalars, for the last update; an empty `covers` says that they are not."""
         if covers is not None and not covers:
             return
         steps, self._uncovered = self._uncovered, []
         if self.draft is not None:
-            # What the trainer itself gave as None is no value; null stands for not finite.
-            self.draft.scalars = {
-                name: value
-                for name, value in values.items()
-                if value is not None or name in nonfinite
-            }
+            self.draft.scalars = scalars
             self.draft.covers = steps if covers is None else covers
             self.release_update()
 
@@ -84,14 +75,15 @@ class Handover:
 
     def release_windows(self, now_ns: int, *, at_end: bool = False) -> None:
         """Hand over the windows that wait for nobody any more, in their order."""
+        if not self.windows:
+            return
         # Many may wait, but all before one that has its deadline have theirs.
         for closed in islice(reversed(self.windows), 1, None):
             if closed.deadline_ns is not None:
                 break
             closed.deadline_ns = max(now_ns, closed.end_ns + DEADLINE_NS)
-        if self.windows:
-            # Asked for when it closes, whatever it waits behind: the peers read for what is asked.
-            self._heard(self.windows[-1], now_ns)
+        # Asked for when it closes, whatever it waits behind: the peers read for what is asked.
+        self._heard(self.windows[-1], now_ns)
         held = False
         while self.windows:
             closed = self.windows[0]

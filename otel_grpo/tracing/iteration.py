@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context as otel_context
 from opentelemetry.trace import set_span_in_context
 
-from otel_grpo.core.ledger import Samples
+from otel_grpo.core.ledger import Samples, UnreadBatch
 from otel_grpo.tracing import given, sanitize
 from otel_grpo.tracing.phase import Phase
 from otel_grpo.tracing.publication import Publication
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.context import Context
 
-    from otel_grpo.core.ledger import RolloutId
+    from otel_grpo.core.ledger import Batch, RolloutId
     from otel_grpo.records.model import PublicationKind, WindowStatus
     from otel_grpo.tracing.run import Run
     from otel_grpo.tracing.window import Window
@@ -173,9 +174,37 @@ class Iteration:
                     if trainer_version is not None:
                         now = given.whole(trainer_version, "trainer_version")
                     batch.columns["policy_lag"] = given.lags(versions, now, len(indices))
-                if self._run.ledger.consume(batch) < batch.n:
-                    self._run._tell_replay(batch.rollout_id)
+                self._consume(batch)
         return Samples(rollout_id, indices)
+
+    def consumed_unread(
+        self, rollout_id: RolloutId, n: int, read: given.Reader, *, version: int, first: int = 0
+    ) -> Samples:
+        """As `consumed`, for adapters: what the trainer made is counted on the writer's thread.
+
+        Args:
+            rollout_id: names the rollout.
+            n: number of samples.
+            read: gives their columns, by their names in the record, and whether each was truncated.
+                It is called once and then let go. Where it raises, the samples are recorded without.
+            version: of the weights that generated them.
+            first: index of the first sample.
+        """
+        indices = range(first, first + n)
+        run = self._run
+        with run._event("consumed", self._window) as window:
+            if window is not None:
+                lag = run.version - version
+                batch = UnreadBatch(
+                    rollout_id, first, n, partial(given.read, read, rollout_id, indices, lag)
+                )
+                self._consume(batch)
+                run.have_read(batch)
+        return Samples(rollout_id, indices)
+
+    def _consume(self, batch: Batch | UnreadBatch) -> None:
+        if self._run.ledger.consume(batch) < batch.n:
+            self._run._tell_replay(batch.rollout_id)
 
     def trained(self, samples: Iterable[tuple[RolloutId, int]]) -> None:
         """A forward and backward pass over samples: a visit of each."""

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from otel_grpo.tracing.guard import Guard
     from otel_grpo.tracing.live import Live
     from otel_grpo.tracing.peers import Peers
+    from otel_grpo.tracing.scalars import Scalars
     from otel_grpo.tracing.window import ClosedWindow, Window
 
 T = TypeVar("T")
@@ -167,8 +168,8 @@ class Output:
         # One, whatever waits before it: without it the attempt would count as killed.
         self.writer.put("metrics_raw", record, held=True)
 
-    def flat(self, scalars: dict[str, Any]) -> None:
-        self.writer.put("metrics", partial(msgspec.json.encode, scalars))
+    def flat(self, scalars: Scalars) -> None:
+        self.writer.put("metrics", scalars.line)
 
     def worker(self, line: WorkerLine) -> None:
         self.writer.put("workers", line)

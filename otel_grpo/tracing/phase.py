@@ -159,7 +159,9 @@ class Phase:
         return span.readable()
 
     def _start(self, run: Run, window: Window, entered: int) -> None:
-        previous = current_phase(run)
+        previous = _current.get()
+        if previous is not None and not (previous.open and previous._run is run):
+            previous = current_phase(run)
         parent = self._parent
         if parent is None or parent._run is not run or not parent.open:
             parent = previous

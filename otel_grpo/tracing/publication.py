@@ -73,7 +73,7 @@ class Publication:
             self.queue = run._checked("publication", queue, _as_queue)
             if self.recorded:
                 run.output.published_late(self.iteration, self.version, completed_ns)
-            elif run.sampler is not None:
+            elif self.request is None and run.sampler is not None:
                 self.request = run.sampler.ask(run.opened_samples(), asked=False)
             run.handover.release_windows(run.clock.now())
 

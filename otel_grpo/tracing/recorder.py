@@ -226,7 +226,7 @@ class Recorder:
             trained=UNSET if trained is None else trained,
             reason=update.reason,
             covers=covers,
-            scalars={} if draft is None else draft.scalars,
+            scalars={} if draft is None or draft.scalars is None else draft.scalars.of_update(),
         )
         return TrainRecord(
             scope="update",

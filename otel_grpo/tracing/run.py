@@ -34,17 +34,18 @@ from otel_grpo.tracing.live import CLOSE_S, LiveSources
 from otel_grpo.tracing.output import Output, Sources
 from otel_grpo.tracing.phase import Phase, current_phase, mark_failed
 from otel_grpo.tracing.provider import Tracers
+from otel_grpo.tracing.scalars import Scalars
 from otel_grpo.tracing.window import ClosedWindow, Window
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from otel_grpo.core.ledger import RolloutId
+    from otel_grpo.core.ledger import RolloutId, UnreadBatch
     from otel_grpo.records.model import Device
     from otel_grpo.tracing.live import Live
     from otel_grpo.tracing.peers import Peers
     from otel_grpo.tracing.rank_output import RankOutput
-    from otel_grpo.tracing.sampler import Sampler
+    from otel_grpo.tracing.sampler import Request, Sampler
     from otel_grpo.tracing.samples import Samples
 
 T = TypeVar("T")
@@ -76,6 +77,7 @@ class Run:
         self._heard_out = False  # the other processes had their moment
         self.ended_by: BaseException | None = None
         self._replays: set[RolloutId] = set()
+        self._unread: UnreadBatch | None = None  # the last one that the writer was given
         self.account = Account()
         self.sampler: Sampler | None = None
         self._view: Live | None = None
@@ -319,11 +321,20 @@ class Run:
             self.guard.fault("run.carrier", error)
             return {}
 
-    def memory(self) -> None:
+    def memory(self) -> Request | None:
         """Have memory and devices read now, on a thread of its own: nothing waits for it here."""
-        with self._event("memory", self.window) as window:
-            if window is not None and self.sampler is not None:
-                window.requests.append(self.sampler.ask(window.samples))
+        window, sampler = self.window, self.sampler
+        if window is None:
+            self._misuse("memory_outside", "'memory' outside an open iteration")
+        elif sampler is not None:
+            try:
+                request = sampler.ask(window.samples)
+                window.requests.append(request)
+            except Exception as error:
+                self.guard.fault("memory", error)
+            else:
+                return request
+        return None
 
     def log_scalars(
         self,
@@ -348,15 +359,12 @@ class Run:
         with self._event("log_scalars", self.window, window_needed=False):
             if not self.live:
                 return
-            values, nonfinite = sanitize.scalars(scalars)
+            told = Scalars(scalars, step, epoch)
             if flat:
-                head, _ = sanitize.scalars({"step": step, "epoch": epoch})
-                head = {name: value for name, value in head.items() if value is not None}
-                self.output.flat({**head, **values})
+                self.output.flat(told)
             if self.window is not None:
-                self.window.nonfinite.extend(nonfinite)
-            told = self._checked("log_scalars", covers, given.steps)
-            self.handover.attach(values, set(nonfinite), told)
+                self.window.scalars.append(told)
+            self.handover.attach(told, self._checked("log_scalars", covers, given.steps))
 
     def resumed(self, **base: int) -> None:
         """Counts that were restored from a checkpoint, such as ``optimizer_step`` or ``tokens``."""
@@ -364,6 +372,14 @@ class Run:
             if self.live:
                 known = {name: given.natural(value, name) for name, value in base.items()}
                 self.output.resumed(known)
+
+    def have_read(self, batch: UnreadBatch) -> None:
+        """Have it read soon: it holds all that a trainer generated. Called under the lock."""
+        if self._unread is not None and self._unread.unread:
+            batch.read()  # the writer's thread hangs, and what it is given would pile up
+        else:
+            self._unread = batch
+            self.output.writer.call(batch.read, soon=False)
 
     # --- windows ---------------------------------------------------------------------------------
 
@@ -413,15 +429,13 @@ class Run:
             said = self._checked("iteration_status", status, given.window_status)
             try:
                 end = self._end_of(window, end_ns)
-                rows, foreign = self.account.rows(end)
                 closed = ClosedWindow(
                     window=window,
                     end_ns=end,
                     aborted=error is not None or said == "aborted",
                     # Not the exception: its frames hold the trainer's tensors.
                     error_type=None if error is None else type(error).__qualname__,
-                    rows=rows,
-                    foreign_spans=foreign,
+                    snapshot=self.account.snapshot(),
                     events=self.ledger.closing(),
                     applied=self.ledger.applied,
                 )

@@ -95,10 +95,10 @@ class Update:
 
     def _ends(self, error: BaseException | None) -> None:
         run, ledger, ids = self._run, self._run.ledger, self.phase.ids or self._ids
+        end = self.end_ns = run.clock.now()
+        if self.phase.open:
+            self.phase.stop(error, end)
         with run._event("update", run.window) as window:
-            end = self.end_ns = run.clock.now()
-            if self.phase.open:
-                self.phase.stop(error, end)
             if window is None:
                 return
             count = ledger.pending if self.samples is None else self.samples
@@ -135,6 +135,6 @@ class Update:
             rows=run.account.take_training(),
             trace_id=None if ids is None else f"{ids[0]:032x}",
             span_id=None if ids is None else f"{ids[1]:016x}",
-            scalars={},
+            scalars=None,
             covers=[],
         )

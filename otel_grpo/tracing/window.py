@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from otel_grpo.core.timeline import Timeline
     from otel_grpo.records.merge import Merged
     from otel_grpo.records.model import Publication as PublicationRow
-    from otel_grpo.tracing.account import Row
+    from otel_grpo.tracing.account import Snapshot
     from otel_grpo.tracing.evidence import UpdateDraft
     from otel_grpo.tracing.publication import Publication
     from otel_grpo.tracing.sampler import Request
+    from otel_grpo.tracing.scalars import Scalars
 
 
 class Reading(Protocol):
@@ -77,7 +78,7 @@ class Window:
     samples: Samples = field(default_factory=Samples)
     requests: list[Request] = field(default_factory=list)  # readings that its record waits for
     workers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    nonfinite: list[str] = field(default_factory=list)
+    scalars: list[Scalars] = field(default_factory=list)
 
     @property
     def context(self) -> Context:
@@ -93,8 +94,7 @@ class ClosedWindow:
     end_ns: int
     aborted: bool
     error_type: str | None
-    rows: list[Row]
-    foreign_spans: int
+    snapshot: Snapshot
     events: WindowEvents
     applied: int
     deadline_ns: int | None = None  # set when the next window has closed

@@ -10,6 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from otel_grpo.core.ledger import (
     Run,
     Samples,
     TrainedLengths,
+    UnreadBatch,
     UpdateEvent,
     Visit,
     WindowCounts,
@@ -520,3 +522,51 @@ def test_rollout_with_holes_costs_no_look_at_all_of_it() -> None:
     assert ledger.consume(Batch("a", 2, 20, {}, None)) == 6
     assert ledger.consume(Batch("a", 0, 31, {}, None)) == 5
     assert ledger.consume(Batch("a", 0, 31, {}, None)) == 0
+
+
+def test_unread_batches_count_as_read_ones() -> None:
+    """A batch whose columns are read later: its samples at once, its tokens once they are read."""
+    eager, lazy, calls = Ledger(), Ledger(), 0
+
+    def read(batch: Batch) -> Batch:
+        nonlocal calls
+        calls += 1
+        return batch
+
+    parts = [make_batch("a", 0, 4), make_batch("a", 2, 4), make_batch("a", 6, 2)]
+    unread = [UnreadBatch(b.rollout_id, b.first, b.n, partial(read, b)) for b in parts]
+    # the second one has two samples that are known
+    assert [eager.consume(b) for b in parts] == [lazy.consume(b) for b in unread] == [4, 2, 2]
+    assert [batch.unread for batch in unread] == [True, False, True]  # it was cut
+    assert calls == 1
+    assert lazy.trained.total([make_visit("a", [0, 1])]) == 0 + 3  # lengths of a: 0, 3, 6, ...
+    assert calls == 2
+    for ledger in (eager, lazy):
+        ledger.visit([make_visit("a", range(8))])
+    first, second = window_of(eager)[1], window_of(lazy)[1]
+    assert calls == 3
+    assert first.columns.keys() == second.columns.keys()
+    assert all(np.array_equal(first.columns[name], second.columns[name]) for name in first.columns)
+    assert first.samples == second.samples
+    assert first.visit_counts.tolist() == second.visit_counts.tolist() == [1] * 8
+    assert lazy.trained.total([make_visit("a", range(8))]) == 3 * sum(range(8))
+
+
+def test_a_batch_that_can_not_be_read_has_its_samples() -> None:
+    """They are consumed and visited, their tokens are not known; it is tried once."""
+    ledger = Ledger()
+
+    def fails() -> Batch:
+        raise TypeError("tensors")
+
+    batch = UnreadBatch("a", 0, 4, fails)
+    assert ledger.consume(batch) == 4
+    with pytest.raises(TypeError):
+        batch.read()
+    visits = [make_visit("a", range(4))]
+    ledger.visit(visits)
+    assert ledger.trained.total(visits) is None
+    _, counts = window_of(ledger)
+    assert counts.samples == [("a", 0, 4)]
+    assert counts.columns == {}
+    assert counts.visit_counts.tolist() == [1] * 4

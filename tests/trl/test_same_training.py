@@ -68,10 +68,10 @@ def test_shuffled_dict_is_the_trainers_own(observed, trl):
     hooks = instrumentation._applied["trl.trainer.grpo_trainer"]
 
     class Waiting:
-        awaits_shuffle = True
+        unshuffled = 100  # the first sample's index
 
-        def shuffled(self, order):
-            self.order = order
+        def shuffled(self, indices):
+            self.order = indices - 100
 
     batch = {
         "none": None,

@@ -11,13 +11,14 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from otel_grpo import semconv
+from otel_grpo.tracing.phase import Phase
 
 if TYPE_CHECKING:
     from otel_grpo.core.ledger import Samples
     from otel_grpo.instrumentation.base import Steps
     from otel_grpo.tracing.iteration import Iteration
-    from otel_grpo.tracing.phase import Phase
     from otel_grpo.tracing.run import Run
+    from otel_grpo.tracing.sampler import Request
     from otel_grpo.tracing.update import Update
 
 # Phases that leave work on the device when they end: their time is what the host waited for.
@@ -50,6 +51,7 @@ class LoopSession:
         self._rollouts = 0
         self._applied = 0
         self._applied_ns: int | None = None  # end of the last update that is not published yet
+        self._reading: Request | None = None  # of memory, right after it
         self._slices: list[Samples] = []  # of the current generation, as the trainer trains on them
         self._slice: Samples | None = None  # of the training step that is running
         self._in_step = False
@@ -87,9 +89,11 @@ class LoopSession:
     def _publish_at_end(self, applied_ns: int) -> None:
         """The model that generates is the model that is trained: published once the update is."""
         assert self._iteration is not None
-        self._iteration.publication(
+        publication = self._iteration.publication(
             self._applied, kind="in_place", started_ns=applied_ns
-        ).completed(at_ns=applied_ns)
+        )
+        publication.request = self._reading
+        publication.completed(at_ns=applied_ns)
 
     def _next_window(self, at_ns: int) -> None:
         """A generation is called: a new window, unless the open one has only fetched its data."""
@@ -117,8 +121,7 @@ class LoopSession:
         """None outside a window: start-up and shutdown have no phases."""
         if self._iteration is None:
             return None
-        attributes = self._attributes(phase)
-        return self._iteration.phase(phase, attributes=attributes, start_ns=at_ns).start()
+        return Phase(self.run, phase, self._attributes(phase), start_ns=at_ns).start()
 
     def _attributes(self, phase: str) -> dict[str, Any] | None:
         if self._asynchronous and phase in _DEVICE_PHASES:
@@ -207,10 +210,11 @@ class LoopSession:
             # The gradient scaler found an overflow. The trainer counts the step all the same.
             update.skip("overflow")
         update.stop()
+        reading = self.run.memory()
         if not skipped:
             self._applied += 1
             self._applied_ns = update.end_ns
-        self.run.memory()
+            self._reading = reading
 
     def logged(self, logs: dict[str, Any]) -> None:
         state = self.trainer.state

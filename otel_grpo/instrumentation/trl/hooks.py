@@ -66,11 +66,14 @@ class Hooks(LoopHooks[Session]):
             self._session.enter_profiling(context)
 
     def _exit_profiling(self, context: Any, *exception: Any) -> None:
-        if self._session is not None:
-            self._session.exit_profiling(context, exception[1])
+        session = self._session
+        if session is not None and session.timed_rewards:
+            session.exit_profiling(context, exception[1])
 
     def _log_profiling(self, context: Any, *_: Any) -> Steps | None:
-        return None if self._session is None else self._session.log_profiling(context)
+        if self._session is None or not context.report_to:
+            return None
+        return self._session.log_profiling(context)
 
     def _shuffle(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """TRL's shuffle with one more column, which the trainer never sees: the samples' numbers.
@@ -82,17 +85,18 @@ class Hooks(LoopHooks[Session]):
         @functools.wraps(original)
         def shuffle(seq_dict: dict[str, Any]) -> dict[str, Any]:
             session, given = self._session, seq_dict
-            if session is not None and session.awaits_shuffle:
+            if session is not None and (first := session.unshuffled) is not None:
                 try:
                     rows = len(next(v for v in seq_dict.values() if v is not None))
-                    given = {**seq_dict, _ORDER: sys.modules["torch"].arange(rows)}
+                    indices = sys.modules["torch"].arange(first, first + rows)
+                    given = {**seq_dict, _ORDER: indices}
                 except Exception as error:
                     self._fault("hook.shuffle", error)
             result: dict[str, Any] = original(given)
             if given is not seq_dict and session is not None:
                 order = result.pop(_ORDER)
                 try:
-                    session.shuffled(order.tolist())  # made on the CPU: no device is waited for
+                    session.shuffled(order.numpy())  # made on the CPU: no device is waited for
                 except Exception as error:
                     self._fault("hook.shuffle", error)
             return result

@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """Lengths of the samples that one process generated, in their order (before TRL shuffles them).
-
-    `first` is the index of the first one among those of all processes. `completion_lengths` are the tokens that the model wrote, `environment_lengths` those of tool
-    results (None where there are no tools), `trained_lengths` those under the loss mask,
-    `truncated` whether each sample was cut off before it ended by itself.
-    """
-
-    prompt_lengths: list[int]
-    completion_lengths: list[int]
-    environment_lengths: list[int] | None
-    trained_lengths: list[int]
-    truncated: list[bool]
-    groups: list[int]
-    first: int = 0
-
-    def __len__(self) -> int:
-        return len(self.prompt_lengths)
+Columns = dict[str, list[int] | None]
 
 
-def read_generation(output: Sequence[Any], trainer: Any) -> Rollout:
-    """The counts of what `GRPOTrainer._generate` returned.
+def read_generation(output: Sequence[Any], trainer: Any, first: int) -> tuple[Columns, list[bool]]:
+    """The counts of what `GRPOTrainer._generate` returned; not on the thread that trains.
 
     Only its first three items are looked at, by position: prompt ids, completion ids and the mask of
     the tokens that the model wrote; what follows them has changed from release to release.
+
+    Args:
+        output: what it returned.
+        trainer: that returned it.
+        first: index of its first sample among those of all processes.
     """
-    prompt_ids, completion_ids, tool_mask = output[:3]
+    prompt_ids, completion_ids, tool_mask = output
     stops = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
     return count(
         prompt_ids,
@@ -43,7 +28,7 @@ def read_generation(output: Sequence[Any], trainer: Any) -> Rollout:
         stops=stops,
         group_size=trainer.num_generations,
         drops_truncated=trainer.mask_truncated_completions,
-        process=trainer.accelerator.process_index,
+        first=first,
     )
 
 
@@ -55,12 +40,23 @@ def count(
     stops: Collection[int],
     group_size: int,
     drops_truncated: bool,
-    process: int = 0,
-) -> Rollout:
-    """Counts of a generation; `stops` are the ids that end a sample, by TRL's own rule the last id.
+    first: int = 0,
+) -> tuple[Columns, list[bool]]:
+    """Columns of a record, and whether each sample was cut off before it ended by itself.
 
-    `process`: TRL puts the samples of its processes behind each other, as many of each, and groups them
-    over all: a group may lie across two. `drops_truncated`: TRL takes truncated samples out of the loss, so nothing of them is trained.
+    In the order of the samples before TRL shuffles them. `completion_lengths` are the tokens that the
+    model wrote, `environment_lengths` those of tool results (None where there are no tools),
+    `trained_lengths` those under the loss mask.
+
+    Args:
+        prompt_ids: of each sample.
+        completion_ids: of each sample, tool results among them.
+        tool_mask: 1 where the model wrote a token, of each sample.
+        stops: the ids that end a sample, by TRL's own rule the last id.
+        group_size: TRL groups over all its processes: a group may lie across two.
+        drops_truncated: TRL takes truncated samples out of the loss: nothing of them is trained.
+        first: index of the first sample among those of all processes.
+
     Raises TypeError for tensors, which a rollout function may return: to read one may wait for a
     device.
     """
@@ -72,16 +68,14 @@ def count(
         whole, written = written, [int(sum(mask)) for mask in tool_mask]
         environment = [n - model for n, model in zip(whole, written, strict=True)]
     truncated = [ids[-1] not in stops for ids in completion_ids]
-    trained = list(written)
+    trained = written
     if drops_truncated:
         trained = [0 if cut else n for n, cut in zip(written, truncated, strict=True)]
-    first = process * len(prompt_ids)
-    return Rollout(
-        first=first,
-        prompt_lengths=list(map(len, prompt_ids)),
-        completion_lengths=written,
-        environment_lengths=environment,
-        trained_lengths=trained,
-        truncated=truncated,
-        groups=[position // group_size for position in range(first, first + len(prompt_ids))],
-    )
+    groups = [position // group_size for position in range(first, first + len(prompt_ids))]
+    return {
+        "prompt_lengths": list(map(len, prompt_ids)),
+        "completion_lengths": written,
+        "environment_lengths": environment,
+        "trained_lengths": trained,
+        "group_ids": groups,
+    }, truncated

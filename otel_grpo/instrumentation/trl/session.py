@@ -7,14 +7,16 @@ next starts is read once, so that nothing falls between them.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from otel_grpo import semconv
+from otel_grpo.core.ledger import Samples
 from otel_grpo.instrumentation.hf.session import LoopSession, stop
 from otel_grpo.instrumentation.trl.rollout import read_generation
 
 if TYPE_CHECKING:
-    from otel_grpo.core.ledger import Samples
+    from otel_grpo.core.columns import Ints
     from otel_grpo.instrumentation.base import Steps
     from otel_grpo.tracing.phase import Phase
     from otel_grpo.tracing.run import Run
@@ -32,7 +34,7 @@ class Session(LoopSession):
         self._samples: Samples | None = None  # of the current generation, in the order generated
         self._fetch: Phase | None = None
         self._auxiliary = 0
-        self._timed_rewards: dict[int, Phase] = {}
+        self.timed_rewards: dict[int, Phase] = {}  # those that run, by their profiling context
 
     # --- hooks, in the order of the loop
 
@@ -50,8 +52,7 @@ class Session(LoopSession):
         self._fetch = self._advantage = None
         generated, self._generated = self._generated, None
         if training and generated is not None and self._iteration is not None:
-            with self._own_work():
-                self._count(generated, consumed=outcome.error is None)
+            self._count(generated, consumed=outcome.error is None)
             self.run.memory()
 
     def _generate(self, *_: Any, **__: Any) -> Steps:
@@ -65,7 +66,9 @@ class Session(LoopSession):
         if outcome.error is not None:
             return
         self._advantage = self._start(semconv.ADV_PIPELINE, now)
-        self._generated = outcome.value
+        # Lists that TRL makes anew each time, and forgets when it has made tensors of them. What follows
+        # them (texts, logprobs, images) is not held.
+        self._generated = outcome.value[:3]
 
     def _get_per_token_logps_and_entropies(self, model: Any, *_: Any, **__: Any) -> Steps:
         if self._advantage is None:  # the loss's own forward pass: policy_train
@@ -93,15 +96,15 @@ class Session(LoopSession):
             return
         prefix, _, name = str(context.name).partition(".")
         if prefix == type(self.trainer).__name__ and name in self.trainer.reward_func_names:
-            self._timed_rewards[id(context)] = iteration.phase(
+            self.timed_rewards[id(context)] = iteration.phase(
                 semconv.REWARD, attributes={semconv.REWARD_NAME: name}, parent=reward
             ).start()
 
     def exit_profiling(self, context: Any, error: BaseException | None) -> None:
-        stop(self._timed_rewards.pop(id(context), None), error)
+        stop(self.timed_rewards.pop(id(context), None), error)
 
     def log_profiling(self, context: Any) -> Steps | None:
-        if context.is_main_process and not _PROFILING_SINKS.isdisjoint(context.report_to or ()):
+        if context.is_main_process and not _PROFILING_SINKS.isdisjoint(context.report_to):
             return self._timed(semconv.LOG)
         return None
 
@@ -113,36 +116,38 @@ class Session(LoopSession):
 
     # --- counts
 
-    def shuffled(self, order: list[int]) -> None:
-        """TRL has shuffled the generation: position i of its batch is now sample `order[i]`."""
+    @property
+    def unshuffled(self) -> int | None:
+        """Index of the first sample of a generation that TRL is about to shuffle."""
+        return None if self._samples is None else self._samples.indices[0]
+
+    def shuffled(self, indices: Ints) -> None:
+        """TRL has shuffled the generation: position i of its batch is now sample `indices[i]`."""
         if self._samples is None:
             return
         samples, self._samples = self._samples, None
         parts = self.trainer.args.steps_per_generation
-        size = len(order) // parts
-        self._slices = [samples[order[part * size : (part + 1) * size]] for part in range(parts)]
-
-    @property
-    def awaits_shuffle(self) -> bool:
-        return self._samples is not None
+        size = len(indices) // parts
+        self._slices = [
+            Samples(samples.rollout_id, indices[part * size : (part + 1) * size])
+            for part in range(parts)
+        ]
 
     def _count(self, generated: Any, *, consumed: bool) -> None:
         """A generation is over: its samples, and unless its rewards failed the trainer has them."""
         assert self._iteration is not None
-        rollout = read_generation(generated, self.trainer)
         self._rollouts += 1
-        self._iteration.generated(self._rollouts, len(rollout), first=rollout.first)
+        n = len(generated[0])
+        # TRL puts the samples of its processes behind each other, as many of each.
+        first = self.trainer.accelerator.process_index * n
+        self._iteration.generated(self._rollouts, n, first=first)
         if consumed:
-            self._samples = self._iteration.consumed(
+            self._samples = self._iteration.consumed_unread(
                 self._rollouts,
-                prompt_lengths=rollout.prompt_lengths,
-                completion_lengths=rollout.completion_lengths,
-                environment_lengths=rollout.environment_lengths,
-                trained_lengths=rollout.trained_lengths,
-                truncated=rollout.truncated,
-                groups=rollout.groups,
-                first=rollout.first,
-                versions=self._applied,
+                n,
+                partial(read_generation, generated, self.trainer, first),
+                first=first,
+                version=self._applied,
             )
 
     def _auxiliary_phase(self, model: Any) -> str:
