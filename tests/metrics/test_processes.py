@@ -193,3 +193,21 @@ def test_what_can_not_be_answered_costs_its_own_metrics_alone(
     assert "rl.loop.active.duration" not in said
     assert not caplog.records
     del instruments
+
+
+def test_one_run_after_the_other_in_a_provider_of_one_s_own(tmp_path: Any, metrics: Any) -> None:
+    """Both are in it: whoever starts a second run in a process has its metrics, too."""
+    import otel_grpo
+
+    for number in range(2):
+        with otel_grpo.start_run(
+            tmp_path / str(number), trainer="loop", meter_provider=metrics.provider
+        ) as run:
+            with run.iteration() as it:
+                it.consumed(1, prompt_lengths=[3], completion_lengths=[4])
+            assert run.output.flush()
+        assert not run.guard.errors
+        assert metrics.values()["rl.tokens"] == {
+            ("input",): 3 + 3 * number,
+            ("output",): 4 + 4 * number,
+        }
