@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from opentelemetry.metrics import MeterProvider
 
+from otel_grpo import otlp
 from otel_grpo.core.clock import Clock
 from otel_grpo.records import reader
 from otel_grpo.records.model import (
@@ -109,6 +111,7 @@ def recorded_run(
     readings: Readings | None = None,
     lockstep: bool = True,
     strict: bool = True,
+    meter_provider: MeterProvider | None = None,
     **options: Any,
 ) -> Iterator[RecordedRun]:
     """A run in a temporary directory, whose files are read when the block ends.
@@ -123,10 +126,16 @@ def recorded_run(
         lockstep: read when the loop asks and have it wait for the answer, so that a clock that
             stands still tells when; False: beside the loop, as in a real run.
         strict: raise what a training must not see.
+        meter_provider: gets the metrics; with an `InMemoryMetricReader` they can be looked at.
         options: of `otel_grpo.start_run`.
     """
     with tempfile.TemporaryDirectory() as temporary:
         path = run_dir or Path(temporary, "run")
+        guard = Guard(strict=strict)
+        if meter_provider is not None:
+            options["live"] = otlp.live(
+                guard, spans=False, meter_provider=meter_provider, environ={}
+            )
         roles = options.pop("device_roles", None) or [["train", "generate"] for _ in devices]
         run = starting.start(
             path,
@@ -136,7 +145,7 @@ def recorded_run(
             roles=list(enumerate(roles)) if devices else None,
             readings=readings,
             lockstep=lockstep,
-            guard=Guard(strict=strict),
+            guard=guard,
             **options,
         )
         recorded = RecordedRun(run, run.path or path)

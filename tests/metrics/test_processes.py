@@ -211,3 +211,11 @@ def test_one_run_after_the_other_in_a_provider_of_one_s_own(tmp_path: Any, metri
             ("input",): 3 + 3 * number,
             ("output",): 4 + 4 * number,
         }
+
+
+def test_a_run_of_a_test_has_metrics_to_look_at(metrics: Any, clock: Any) -> None:
+    """`recorded_run` takes a provider, as a run does."""
+    with recorded_run(clock=clock, meter_provider=metrics.provider) as recorded:
+        with recorded.run.iteration() as it, it.phase("generation"):
+            clock.advance(2)
+    assert metrics.values()["rl.phase.time"][("generation",)] == 2
