@@ -32,7 +32,7 @@ def put(one, n, first=1):
         one.span(span(number))
 
 
-def close(one, timeout_s=3.0):
+def close(one, timeout_s=60.0):  # whatever else the machine is at
     one.hurry()
     one.close(timeout_s)
     return one.counts()

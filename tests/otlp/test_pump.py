@@ -80,7 +80,7 @@ def put(pump, n):
     return [pump.put(number % 200) for number in range(n)].count(True)
 
 
-def closed(pump, timeout_s=3):
+def closed(pump, timeout_s=60):
     pump.start()
     pump.close(timeout_s)
     pump.join()
