@@ -29,10 +29,12 @@ TRL_PYTHON := $(filter-out 3.10,$(PYTHONS))
 DEV := .venv/dev-$(firstword $(PYTHONS))
 BIN := $(DEV)/bin
 
+# Tests that need more than the package; the others run on every Python.
+APART := $(addprefix --ignore=tests/,live ray reference swift trl twinkle)
 QUICK_CHECKS := check-format lint types contracts check-schema check-metrics check-package
 # The longest first: two run at a time. The first build of the servers takes half an hour; it gives
 # way to the tests beside it.
-CHECKS := test-live test-reference test-trl test-ray $(addprefix test-core-,$(PYTHONS)) $(QUICK_CHECKS)
+CHECKS := test-live test-reference test-swift test-trl test-ray $(addprefix test-core-,$(PYTHONS)) $(QUICK_CHECKS)
 
 # Each check leaves word that it passed; pytest leaves a report beside it. tools/summary.py reads both.
 passed = mkdir -p $(RESULTS) && touch $(RESULTS)/$@.ok
@@ -90,7 +92,7 @@ test-core: $(addprefix test-core-,$(PYTHONS)) ## The tests without a trainer, on
 
 $(addprefix test-core-,$(PYTHONS)): test-core-%: .venv/dev-%
 	@echo "== tests on Python $*"
-	@.venv/dev-$*/$(pytest) --ignore=tests/trl --ignore=tests/ray --ignore=tests/reference --ignore=tests/live tests
+	@.venv/dev-$*/$(pytest) $(APART) tests
 	@$(passed)
 
 ifneq ($(TRL_PYTHON),)
@@ -101,6 +103,17 @@ test-trl: .venv/trl ## The tests with TRL's real GRPOTrainer
 else
 test-trl:
 	@echo "== tests with TRL: left out, TRL 1.16 needs Python 3.11 or later and this machine has none"
+	@$(passed)
+endif
+
+ifneq ($(TRL_PYTHON),)
+test-swift: .venv/swift ## The tests with ms-swift's real GRPOTrainer
+	@echo "== tests with ms-swift"
+	@.venv/swift/$(pytest) tests/swift
+	@$(passed)
+else
+test-swift:
+	@echo "== tests with ms-swift: left out, their torch needs Python 3.11 or later and this machine has none"
 	@$(passed)
 endif
 
@@ -172,12 +185,12 @@ bench: .venv/bench $(if $(TRL_PYTHON),.venv/trl .venv/ray) ## Measure what obser
 	@.venv/bench/bin/python -m benchmarks
 
 soak: $(DEV) $(if $(TRL_PYTHON),.venv/ray) ## Kill, stop and starve runs for a long time
-	@$(BIN)/pytest -m soak --ignore=tests/trl --ignore=tests/ray --ignore=tests/reference --ignore=tests/live tests
+	@$(BIN)/pytest -m soak $(APART) tests
 	@$(if $(TRL_PYTHON),.venv/ray/bin/pytest -m soak tests/ray)
 
 ##@ Upkeep
 
-setup: $(addprefix .venv/dev-,$(PYTHONS)) $(if $(TRL_PYTHON),.venv/trl .venv/ray) ## Make the environments of the tests
+setup: $(addprefix .venv/dev-,$(PYTHONS)) $(if $(TRL_PYTHON),.venv/trl .venv/swift .venv/ray) ## Make the environments of the tests
 
 format: $(DEV) ## Format, and mend what the linter can
 	@$(BIN)/ruff check --fix --quiet || true

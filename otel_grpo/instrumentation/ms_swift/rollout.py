@@ -77,8 +77,9 @@ def read_batch(chunks: Sequence[Sequence[Any]], trainer: Any) -> Rollout:
 def read_lengths(sample: Any) -> Lengths:
     """Tokens of one encoded sample: prompt, then what the model wrote and what it was answered.
 
-    A response of several turns begins where the first trained token is, less what the mask leaves
-    out before it. Raises TypeError for tensors: to read one may wait for a device.
+    A scheduler's first turn may begin with tokens of the template, which the model was given: there
+    the prompt ends where the first trained token is. Raises TypeError for tensors: to read one may
+    wait for a device.
     """
     labels = sample.encoded["labels"]
     if type(labels) is not list:
@@ -87,11 +88,10 @@ def read_lengths(sample: Any) -> Lengths:
     trained = total - labels.count(_IGNORED)
     turns, masks = _nested(sample.response_token_ids), _nested(sample.response_loss_mask)
     completion = _written(turns, masks) if turns else trained
-    if len(turns) == 1:
+    if len(turns) == 1 and not masks:
         prompt = total - len(turns[0])
     else:
-        start = next((at for at, label in enumerate(labels) if label != _IGNORED), total)
-        prompt = start - (_leading_zeros(masks[0]) if masks else 0)
+        prompt = next((at for at, label in enumerate(labels) if label != _IGNORED), total)
     return Lengths(prompt, completion, total - prompt - completion, trained)
 
 
@@ -108,10 +108,6 @@ def _written(turns: list[list[int]], masks: list[list[int]]) -> int:
 def _nested(turns: Sequence[Any]) -> list[Any]:
     """One list for each turn; a single turn may come as it is."""
     return [turns] if turns and isinstance(turns[0], int) else list(turns or ())
-
-
-def _leading_zeros(mask: Sequence[int]) -> int:
-    return next((at for at, known in enumerate(mask) if known), len(mask))
 
 
 def not_needed(
