@@ -130,3 +130,15 @@ def test_the_sdk_s_own_reservoirs_would_draw(metrics: Any) -> None:
     assert random.getstate() != before
     random.setstate(before)
     bare.provider.shutdown()
+
+
+def test_the_standard_variable_switches_them_off(
+    metrics: Any, view: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In columns, too."""
+    monkeypatch.setenv("OTEL_METRICS_EXEMPLAR_FILTER", "always_off")
+    view._metrics = silent = type(metrics)()
+    view._options["traced"] = lambda trace_id: True
+    two_windows(view, clock)
+    assert not any(exemplars(silent).values())
+    silent.provider.shutdown()
