@@ -123,15 +123,17 @@ def _collector() -> Section:
             width=8,
         ),
         bars(
-            "Lost",
+            "Dropped",
             "short",
-            "Spans and metric points that no queue took or that a back end refused for good, since"
-            " the collector started. These series begin with the first loss.",
+            "Spans and metric points that no queue took, that a back end refused for good, or that"
+            " were too old for Prometheus, since the collector started. These series begin with"
+            " the first loss.",
             Query(
-                "sum by (job, exporter) (last_over_time("
-                '{__name__=~"otelcol_exporter_(enqueue|send)_failed_(spans|metric_points)"}'
+                "sum by (job, exporter, filter) (last_over_time("
+                '{__name__=~"otelcol_(exporter_(enqueue|send)_failed_(spans|metric_points)'
+                '|processor_filter_datapoints_filtered)"}'
                 f"[$__range])) or {kept}",
-                "{{job}} {{exporter}}",
+                "{{job}} {{exporter}}{{filter}}",
             ),
             width=8,
         ),

@@ -37,7 +37,8 @@ from dashboards.promql import grown, quantile, ratio, total
 RUN = 'rl_run_id="$run"'
 WALL = f'{RUN}, rl_duration_kind="wall"'
 PHASE = f'{RUN}, rl_phase=~"$phase"'
-ITERATIONS = "rl_loop_duration_seconds_count"
+# A counter like those that are divided by it, so that both begin at the same instant.
+ITERATIONS = f"scalar({grown('rl_loop_windows_total', RUN)} > 0)"
 FEW = "The window should hold a few iterations."
 
 
@@ -92,7 +93,10 @@ def _now() -> Section:
             "Time of an iteration",
             "s",
             "Mean wall time of all iterations of the run.",
-            ratio(total("rl_loop_duration_seconds_sum", WALL), total(ITERATIONS, WALL)),
+            ratio(
+                total("rl_loop_duration_seconds_sum", WALL),
+                total("rl_loop_duration_seconds_count", WALL),
+            ),
         ),
         number(
             "Tokens per second and device",
@@ -117,7 +121,7 @@ def _now() -> Section:
             total("rl_train_steps_total", f'{RUN}, rl_update_status="applied"'),
         ),
         number(
-            "Version of the weights",
+            "Version",
             "none",
             "The last one that was published to the generator.",
             f"max (last_over_time(rl_weights_version{{{RUN}}}[$__range]))",
@@ -126,18 +130,18 @@ def _now() -> Section:
 
 
 def _time() -> Section:
-    iterations = f"scalar({grown(ITERATIONS, WALL)} > 0)"
+    duration = "rl_loop_duration_seconds"
     parts = [
         Query(
-            f"({grown('rl_phase_time_seconds_total', RUN, 'rl_phase')} > 0) / {iterations}",
+            f"({grown('rl_phase_time_seconds_total', RUN, 'rl_phase')} > 0) / {ITERATIONS}",
             "{{rl_phase}}",
         ),
-        Query(f"{grown('rl_overlap_time_seconds_total', RUN)} / {iterations}", "overlapped"),
-        Query(f"{grown('rl_log_time_seconds_total', RUN)} / {iterations}", "log"),
-        Query(f"{grown('rl_unattributed_time_seconds_total', RUN)} / {iterations}", "unattributed"),
+        Query(f"{grown('rl_overlap_time_seconds_total', RUN)} / {ITERATIONS}", "overlapped"),
+        Query(f"{grown('rl_log_time_seconds_total', RUN)} / {ITERATIONS}", "log"),
+        Query(f"{grown('rl_unattributed_time_seconds_total', RUN)} / {ITERATIONS}", "unattributed"),
     ]
-    wall = Query(f"{grown('rl_loop_duration_seconds_sum', WALL)} / {iterations}", "wall")
-    whole = f"scalar({total('rl_loop_duration_seconds_sum', WALL)} > 0)"
+    wall = Query(ratio(grown(f"{duration}_sum", WALL), grown(f"{duration}_count", WALL)), "wall")
+    whole = f"scalar({total(f'{duration}_sum', WALL)} > 0)"
     return "Where an iteration's time goes", [
         stacked(
             "Time of an iteration by phase",
@@ -226,9 +230,9 @@ def _throughput() -> Section:
     kind = "rl_throughput_kind"
     return "Throughput", [
         lines(
-            "Tokens per second and device",
+            "Throughput by kind",
             "short",
-            "Growth of tokens / growth of device time, by kind. end_to_end: all tokens / (work time"
+            "Tokens per second and device: growth of tokens / growth of device time. end_to_end: all tokens / (work time"
             " x devices). generation: completion tokens / (busy generation x generating devices)."
             " train: visited tokens / (busy policy_train x training devices). " + FEW,
             Query(
@@ -240,9 +244,9 @@ def _throughput() -> Section:
             ),
         ),
         bars(
-            "Tokens per second and device, whole run",
+            "Throughput by kind, whole run",
             "short",
-            "The same quotients of the run's exact totals.",
+            "Tokens per second and device of the whole run: quotients of exact totals.",
             Query(
                 ratio(
                     total("rl_throughput_tokens_total", RUN, kind),
@@ -265,8 +269,7 @@ def _throughput() -> Section:
             "short",
             "Mean of the iterations in the window. Input: prompts. Output: completions. " + FEW,
             Query(
-                f"{grown('rl_tokens_total', RUN, 'gen_ai_token_type')}"
-                f" / scalar({grown(ITERATIONS, WALL)} > 0)",
+                f"{grown('rl_tokens_total', RUN, 'gen_ai_token_type')} / {ITERATIONS}",
                 "{{gen_ai_token_type}}",
             ),
         ),

@@ -105,11 +105,13 @@ def variables_used(board: Board) -> Iterator[str]:
 
 
 def described(board: Board) -> Iterator[str]:
-    """A title, a description that is a sentence, a unit, a query."""
+    """A title of its own, a description that is a sentence, a unit, a query."""
+    titles = [panel.get("title") for panel in Panels(board)]
+    yield from (f"{title} twice" for title in set(titles) if titles.count(title) > 1)
     for panel in Panels(board):
         if not panel.get("title"):
             yield f"{panel['id']} has no title"
-        if not panel.get("description", "").endswith((".", "%.", "hang.")):
+        if not panel.get("description", "").endswith("."):
             yield f"{panel.get('title')} has no description"
         if not panel.get("fieldConfig", {}).get("defaults", {}).get("unit"):
             yield f"{panel.get('title')} has no unit"

@@ -30,6 +30,7 @@ SERVERS = {
     "otelcol_exporter_send_failed_metric_points": {"exporter"},
     "otelcol_exporter_enqueue_failed_spans": {"exporter"},
     "otelcol_exporter_enqueue_failed_metric_points": {"exporter"},
+    "otelcol_processor_filter_datapoints_filtered": {"filter"},
     "otelcol_process_memory_rss": set[str](),
     "prometheus_http_requests_total": {"handler", "code"},
     "prometheus_tsdb_head_series": set[str](),

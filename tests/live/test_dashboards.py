@@ -106,6 +106,10 @@ def no_unit(of: Board) -> None:
     del panel_of(of, "Loss")["fieldConfig"]["defaults"]["unit"]
 
 
+def same_title(of: Board) -> None:
+    panel_of(of, "Loss")["title"] = "Reward"
+
+
 def misspelt_field(of: Board) -> None:
     panel_of(of, "Loss")["descriptionn"] = "."
 
@@ -172,6 +176,7 @@ CHANGES: list[tuple[str, Change]] = [
     ("windows", in_target("$__range", "1m")),
     ("described", without("description")),
     ("described", without("title")),
+    ("described", same_title),
     ("described", no_unit),
     ("described", empty),
     ("unknown_keys", misspelt_field),
