@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +33,10 @@ class Question:
     def __str__(self) -> str:
         return f"{self.board}: {self.place}"
 
-    def filled(self, **variables: str) -> str:
-        """The PromQL with Grafana's variables replaced; the names of its macros need no `__`."""
-        return filled(self.expr, variables)
 
-
-@dataclass
-class Panels:
+def panels_of(board: Board) -> list[dict[str, Any]]:
     """All panels that are no headings."""
-
-    board: Board
-    found: list[dict[str, Any]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.found = [panel for panel in self.board["panels"] if panel["type"] != "row"]
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self.found)
+    return [panel for panel in board["panels"] if panel["type"] != "row"]
 
 
 def board(name: str) -> Board:
@@ -59,7 +46,7 @@ def board(name: str) -> Board:
 
 def questions(name: str, of: Board) -> Iterator[Question]:
     """Panels, then annotations; what variables ask is in `variables`."""
-    for panel in Panels(of):
+    for panel in panels_of(of):
         for target in panel.get("targets", ()):
             if "expr" in target:
                 yield Question(

@@ -14,7 +14,7 @@ from grafana_foundation_sdk.cog import plugins
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from tests.live.boards import Board, Panels, filled, questions, used, variables
+from tests.live.boards import Board, filled, panels_of, questions, used, variables
 from tests.live.known import labels_by_name
 from tools.stack.build import grammars
 
@@ -50,7 +50,7 @@ def traceql(board: Board) -> Iterator[str]:
     """By the grammar of Grafana's own editor: of panels and of links to Explore."""
     texts = [
         _plain(target["query"])
-        for panel in Panels(board)
+        for panel in panels_of(board)
         for target in panel.get("targets", ())
         if target.get("queryType") == "traceql"
     ]
@@ -106,9 +106,9 @@ def variables_used(board: Board) -> Iterator[str]:
 
 def described(board: Board) -> Iterator[str]:
     """A title of its own, a description that is a sentence, a unit, a query."""
-    titles = [panel.get("title") for panel in Panels(board)]
+    titles = [panel.get("title") for panel in panels_of(board)]
     yield from (f"{title} twice" for title in set(titles) if titles.count(title) > 1)
-    for panel in Panels(board):
+    for panel in panels_of(board):
         if not panel.get("title"):
             yield f"{panel['id']} has no title"
         if not panel.get("description", "").endswith("."):

@@ -120,6 +120,12 @@ def test_real_trainings_alarm_nobody(stack: Any, demos: dict[str, Demo]) -> None
     }
 
 
+def test_no_rule_fails(stack: Any, demos: dict[str, Demo], staged: dict[str, Demo]) -> None:
+    """Over runs of all kinds beside each other Prometheus could evaluate every rule each time."""
+    assert stack.prometheus.value("sum(prometheus_rule_evaluations_total)") > 0
+    assert stack.prometheus.value("sum(prometheus_rule_evaluation_failures_total)") == 0
+
+
 # ------------------------------------------------------------------------------------ the collector
 
 

@@ -13,7 +13,7 @@ import dashboards.__main__ as generator
 from otel_grpo.metrics.catalogue import CATALOGUE
 from otel_grpo.metrics.promnames import name_of
 from tests.live import checks
-from tests.live.boards import NAMES, Board, Panels, board, questions, rules, used
+from tests.live.boards import NAMES, Board, board, panels_of, questions, rules, used
 
 Change = Callable[[Board], None]
 
@@ -71,7 +71,7 @@ def test_a_rule_uses_what_there_is(rule: dict[str, Any]) -> None:
 
 def test_links_lead_to_both_back_ends_by_the_id_of_a_trace() -> None:
     """The value of the field is the query, of Jaeger and of Tempo."""
-    for panel in Panels(board("run")):
+    for panel in panels_of(board("run")):
         if panel["title"].startswith("Iterations in "):
             (override,) = panel["fieldConfig"]["overrides"]
             assert override["matcher"]["options"] == "traceID"
@@ -85,7 +85,7 @@ def test_links_lead_to_both_back_ends_by_the_id_of_a_trace() -> None:
 
 
 def panel_of(of: Board, title: str) -> dict[str, Any]:
-    return next(panel for panel in Panels(of) if panel["title"] == title)
+    return next(panel for panel in panels_of(of) if panel["title"] == title)
 
 
 def in_target(before: str, after: str, title: str = "Tokens") -> Change:

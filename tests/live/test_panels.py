@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from otel_grpo.metrics.catalogue import SECONDS, TOKENS, VERSIONS
-from tests.live.boards import NAMES, LabelValues, Panels, Question, board, rules, variables
+from tests.live.boards import NAMES, LabelValues, Question, board, panels_of, rules, variables
 from tests.live.conftest import Demo
 from tests.live.files import Files, Of, nearest_rank, one, over
 from tests.live.panels import ALL, Series, Viewer, of
@@ -474,7 +475,7 @@ def test_exemplars_open_the_traces_of_iterations(viewer: Viewer, files: dict[str
 
 def test_jaeger_finds_the_iterations(stack: Stack, files: dict[str, Files]) -> None:
     """The search of the panel, by the API that Grafana uses: one trace for each window."""
-    (panel,) = [p for p in Panels(board(RUN)) if p["title"] == "Iterations in Jaeger"]
+    (panel,) = [p for p in panels_of(board(RUN)) if p["title"] == "Iterations in Jaeger"]
     (target,) = panel["targets"]
     assert target["tags"] == "rl.run.id=$run"
     for name in ("trl", "colocated", "async"):
@@ -487,3 +488,23 @@ def test_jaeger_finds_the_iterations(stack: Stack, files: dict[str, Files]) -> N
             limit=target["limit"],
         )
         assert {trace["traceID"] for trace in found["data"]} == f.trace_ids()
+
+
+def test_the_search_of_tempo_names_what_spans_have(stack: Stack, runs: dict[str, Demo]) -> None:
+    """Tempo itself is not here: each attribute of the query is on the spans that arrived for it."""
+    (panel,) = [p for p in panels_of(board(RUN)) if p["title"] == "Iterations in Tempo"]
+    query = panel["targets"][0]["query"]
+    resources = set(re.findall(r"resource\.([\w.]+)", query))
+    attributes = set(re.findall(r"span\.([\w.]+)", query))
+    assert (len(resources), len(attributes)) == (1, 5)
+    run = runs["colocated"]
+    loops = [
+        span
+        for span in stack.kept_spans()
+        if span["name"] == "rl.loop"
+        and {"key": "rl.run.id", "value": {"stringValue": run.run_id}} in span["attributes"]
+    ]
+    assert len({span["spanId"] for span in loops}) == len(run.records())
+    for span in loops:
+        assert attributes <= {each["key"] for each in span["attributes"]}
+        assert resources <= {each["key"] for each in span["resource"]["attributes"]}
