@@ -18,6 +18,7 @@ from ray_grpo.rewards import Judge, digits
 from ray_grpo.workers import Forward, PolicyWorker, ReferenceWorker, RolloutWorker, Vector
 
 Mode = Literal["colocated", "async"]
+END_S = 10.0  # for workers that do not answer any more
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Trainer:
         self.judge = actor(Judge).remote()
         weights, shapes = ray.get(rollouts[0].initial.remote())
         shared = ray.put(weights)
+        self.workers = [*rollouts, *self.policy, self.reference, self.judge]
         ray.get([worker.load.remote(shared, shapes) for worker in [*self.policy, self.reference]])
         self.threads = ThreadPoolExecutor(2, thread_name_prefix="side-by-side")
         self.publisher = self.publisher_class(
@@ -238,10 +240,12 @@ class Trainer:
         return [rows[first : first + size] for first in range(0, len(rows), size)]
 
     def close(self) -> None:
-        """Let what is on its way arrive."""
+        """Let what is on its way arrive, and the workers end in order: a shutdown kills them."""
         self.batches.close()
         self.publisher.close()
         self.threads.shutdown()
+        ends = [worker.__ray_terminate__.remote() for worker in self.workers]
+        ray.wait(ends, num_returns=len(ends), timeout=END_S)
 
 
 def actor(kind: type, **options: Any) -> Any:
