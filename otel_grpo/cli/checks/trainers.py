@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from otel_grpo.cli.checks.finding import Finding
@@ -32,7 +32,8 @@ class Keep(logging.Handler):
 logging.getLogger("otel_grpo").addHandler(Keep())
 from otel_grpo import instrumentation
 instrumentation.instrument()
-importlib.import_module(sys.argv[1])
+for name in sys.argv[1:]:
+    importlib.import_module(name)
 hooks = instrumentation._applied.get(sys.argv[1])
 done = [] if hooks is None else hooks._patches._done
 names = [f"{getattr(owner, '__name__', owner)}.{name}" for owner, name, _, _ in done]
@@ -70,17 +71,18 @@ def trainers() -> Iterator[Finding]:
         if reason is not None:
             yield Finding(TOPIC, "bad", f"not observed: {reason}", about)
         else:
-            yield _hooked(module, f"{contract.PACKAGE} {number}", about)
+            modules = (module, *getattr(contract, "LATER", ()))
+            yield _hooked(modules, f"{contract.PACKAGE} {number}", about)
     if not found:
         text = f"none is installed ({', '.join(packages())}); a loop of your own needs none"
         yield Finding(TOPIC, "note", text)
 
 
-def _hooked(module: str, name: str, about: dict[str, Any]) -> Finding:
+def _hooked(modules: Sequence[str], name: str, about: dict[str, Any]) -> Finding:
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     try:
         child = subprocess.run(  # noqa: S603 - our own words
-            [sys.executable, "-c", _CHILD, module],
+            [sys.executable, "-c", _CHILD, *modules],
             check=False,
             capture_output=True,
             text=True,

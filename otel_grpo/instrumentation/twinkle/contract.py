@@ -100,6 +100,9 @@ RAY_HELPER = (
     Expected("execute_all_async", ("method_name", "workers_and_args")),
     Expected("do_get_and_collect_func", ("collect_func", "method", "futures", "device_mesh")),
 )
+#: Imported by Twinkle when a script asks for them, and hooked then.
+LATER = (RAY, *CLASSES)
+
 INFRA = (
     Expected("initialize", ("mode",)),
     Expected("_capture_caller", ()),

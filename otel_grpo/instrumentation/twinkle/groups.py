@@ -19,6 +19,7 @@ class Accumulation:
 
     def __init__(self, group: Any) -> None:
         self.group = group
+        self.scale: float | None = None  # of the gradients, after the last update
         # Samples of passes forward that no backward pass has used.
         self.forwarded: list[tuple[int, int]] = []
 
@@ -79,13 +80,27 @@ class Groups:
         return int(kwargs.get(_GA) or self.of(model, kwargs).group.gradient_accumulation_steps)
 
     def overflowed(self, model: Any, kwargs: Mapping[str, Any]) -> bool:
-        group = self.of(model, kwargs).group
-        return group.scaler is not None and bool(group.scaler_has_nan)
+        """Whether the scaler let the step pass by: it then made the scale smaller.
+
+        Twinkle's own flag for it is read after the scaler has forgotten what it found. The step has
+        waited for the device, so the scale is there.
+        """
+        of = self.of(model, kwargs)
+        scaler = of.group.scaler
+        if scaler is None:
+            return False
+        before, of.scale = of.scale, float(scaler.get_scale())
+        return of.scale < (scaler._init_scale if before is None else before)
+
+    def rescaled(self, model: Any, kwargs: Mapping[str, Any]) -> None:
+        """The group has another scaler."""
+        self.of(model, kwargs).scale = None
 
     def resumed(self, model: Any, kwargs: Mapping[str, Any], state: Mapping[str, Any]) -> int:
         """A checkpoint was loaded; gives the number of updates that it stands for."""
         step, every = int(state["cur_step"]), int(state[_GA])
-        group = self.of(model, kwargs).group
+        of = self.of(model, kwargs)
+        group, of.scale = of.group, None
         if hasattr(model, "_actors"):
             group.cur_step, group.gradient_accumulation_steps = step, every
         return step if every == 1 else max(0, step - 1) // every

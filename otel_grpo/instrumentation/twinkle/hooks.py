@@ -11,7 +11,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ class Hooks:
         self._patches = Patches()
         self._active = False
         self._infra: Any = None
-        self._waiting: list[tuple[ModuleType, Callable[[Any], None]]] = []
+        self._waiting: list[tuple[str, Callable[[Any], None]]] = []
         self._session: Session | None = None
         self._inside = threading.local()  # a hooked call runs on this thread
         self._before_run = Guard()
@@ -64,7 +65,7 @@ class Hooks:
             return
         self._active = True
         self._infra = module
-        self._when(contract.MODULE, self._patch_infra)
+        self._patch(self._patch_infra, module)
         self._when("ray", self._patch_ray)
         self._when(contract.RAY, self._patch_calls)
         for name in contract.CLASSES:
@@ -78,28 +79,33 @@ class Hooks:
         self._end(None)
 
     def _when(self, name: str, patch: Callable[[Any], None]) -> None:
-        def imported(module: ModuleType) -> None:
-            self._waiting.append((module, patch))
-            self._patch_complete()
+        half = getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False)
+        if half:
+            # It imports the module that we start with, and is not complete before that one is.
+            self._waiting.append((name, patch))
+        else:
+            when_imported(name, functools.partial(self._patch, patch))
 
-        when_imported(name, imported)
-
-    def _patch_complete(self) -> None:
-        """Patch the modules whose import is over: some of them import the one that we start with."""
+    def _patch_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for module, patch in waiting:
-            if getattr(module.__spec__, "_initializing", False):
-                self._waiting.append((module, patch))
-            elif self._active and not (drifts := contract.drifts(module)):
-                patch(module)
-            elif self._active:
-                logger.warning(
-                    "otel-grpo: %s is not observed: %s. %s %s is supported.",
-                    module.__name__,
-                    "; ".join(drifts),
-                    contract.PACKAGE,
-                    contract.SUPPORTED,
-                )
+        for name, patch in waiting:
+            self._when(name, patch)
+
+    def _patch(self, patch: Callable[[Any], None], module: ModuleType) -> None:
+        if not self._active:
+            return
+        self._patch_waiting()
+        drifts = contract.drifts(module)
+        if not drifts:
+            patch(module)
+            return
+        logger.warning(
+            "otel-grpo: %s is not observed: %s. %s %s is supported.",
+            module.__name__,
+            "; ".join(drifts),
+            contract.PACKAGE,
+            contract.SUPPORTED,
+        )
 
     def _wrap(self, owner: Any, name: str, hook: Hook) -> None:
         self._patches.wrap(owner, name, lambda original: around(original, hook, self._fault))
@@ -226,7 +232,7 @@ class Hooks:
             if not self._active or getattr(self._inside, "call", False):
                 return None
             if self._waiting:
-                self._patch_complete()
+                self._patch_waiting()
             session = self._session
             if session is None and name != "generate":  # others generate with transformers, too
                 session = self._begin(remotely=self._infra._mode == "ray")
@@ -249,7 +255,7 @@ class Hooks:
         session.after()
 
     def _initialize(self, mode: str = "local", *_: Any, **__: Any) -> None:
-        self._patch_complete()
+        self._patch_waiting()
         self._begin(remotely=mode == "ray")
 
     def _caller(self) -> str | None:
@@ -278,7 +284,8 @@ class Hooks:
         return get_remote_component
 
     def _created(self, *_: Any, **kwargs: Any) -> Steps:
-        outcome = yield
+        with _their_path():
+            outcome = yield
         session = self._session
         if session is not None and session.run.live and outcome.error is None:
             session.workers.watch(outcome.value, scaled=kwargs.get("mixed_precision") == "fp16")
@@ -303,3 +310,25 @@ class Hooks:
         outcome = yield
         if self._session is not None and outcome.error is None:
             self._session.collects(outcome.value)
+
+
+@contextlib.contextmanager
+def _their_path() -> Iterator[None]:
+    """The environment without the entry of `otel-grpo run`.
+
+    Twinkle gives each worker a copy of it, before which the path of the user's own `runtime_env` has
+    no chance; and the workers need no hook of ours.
+    """
+    before = os.environ.get("PYTHONPATH")
+    ours = str(Path(base.__file__).parent / "auto")
+    rest = [entry for entry in (before or "").split(os.pathsep) if entry and entry != ours]
+    if before is None or ours not in before.split(os.pathsep):
+        yield
+        return
+    os.environ["PYTHONPATH"] = os.pathsep.join(rest)
+    if not rest:
+        del os.environ["PYTHONPATH"]
+    try:
+        yield
+    finally:
+        os.environ["PYTHONPATH"] = before

@@ -28,7 +28,7 @@ class Workers:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._numbers: dict[Any, int] = {}  # of each actor, as its files have it; the driver is 0
-        self._scaled: set[Any] = set()  # actors whose gradients are scaled
+        self._scales: dict[Any, float | None] = {}  # of actors whose gradients are scaled
         self._last: list[tuple[Any, Any]] = []  # the workers of the last call, with what it gives
 
     # --- at their start
@@ -39,11 +39,11 @@ class Workers:
         for actor in actors:
             self._numbers[actor._actor_id] = len(self._numbers) + 1
         if scaled:
-            self._scaled.update(actor._actor_id for actor in actors)
+            self.scales(actors)
 
-    def scales(self, model: Any) -> None:
-        """The model's gradients are scaled from now on."""
-        self._scaled.update(actor._actor_id for actor in model._actors)
+    def scales(self, actors: Sequence[Any]) -> None:
+        """These scale their gradients from now on, by a scaler that is new."""
+        self._scales.update(dict.fromkeys((actor._actor_id for actor in actors), None))
 
     # --- calls
 
@@ -60,28 +60,46 @@ class Workers:
         self._last = [(call[0], result) for call, result in zip(calls, results, strict=False)]
 
     def under_way(self, model: Any, adapter: str | None) -> UnderWay:
-        """The last call, an update, and the question whether its workers' scalers let it pass."""
-        asked = []
-        if any(actor._actor_id in self._scaled for actor in getattr(model, "_actors", ())):
-            asked = [actor.__ray_call__.remote(_overflowed(), adapter) for actor in model._actors]
+        """The last call, an update; its workers are asked for their scale right after it."""
+        asked = {
+            actor._actor_id: actor.__ray_call__.remote(_scale(), adapter)
+            for actor in model._actors
+            if actor._actor_id in self._scales
+        }
         calls, self._last = self._last, []
         numbers = [self._numbers.get(worker._actor_id, 0) for worker, _ in calls]
         return UnderWay([result for _, result in calls], numbers, asked)
+
+    def overflowed(self, under_way: UnderWay) -> list[int]:
+        """The numbers of the workers whose scale has become smaller: they made no step."""
+        import ray
+
+        found = []
+        for actor, asked in under_way.asked.items():
+            told = ray.get(asked, timeout=_ANSWER_S)
+            if told is None:
+                continue
+            now, first = told
+            before, self._scales[actor] = self._scales[actor], now
+            if now < (first if before is None else before):
+                found.append(self._numbers.get(actor, 0))
+        return found
 
 
 class UnderWay:
     """A call on all workers, which are asked without waiting for what the training waits for."""
 
-    def __init__(self, results: list[Any], numbers: list[int], asked: list[Any]) -> None:
+    def __init__(self, results: list[Any], numbers: list[int], asked: dict[Any, Any]) -> None:
+        self.asked = asked
         self._results = results
         self._numbers = numbers
-        self._asked = asked
 
     def ended(self) -> bool:
         """Whether every worker has come to its end."""
         import ray
 
-        refs = [*self._refs(), *self._asked]
+        refs = [each for each in self._results if isinstance(each, ray.ObjectRef)]
+        refs += self.asked.values()
         ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0) if refs else ([], [])
         return len(ready) == len(refs)
 
@@ -99,30 +117,19 @@ class UnderWay:
                 found[number] = error
         return found
 
-    def overflows(self) -> list[int]:
-        """The workers whose scalers found an overflow and did not step."""
-        import ray
 
-        answers = ray.get(self._asked, timeout=_ANSWER_S) if self._asked else []
-        return [n for n, over in zip(self._numbers, answers, strict=False) if over]
+def _scale() -> Callable[[Any, str | None], tuple[float, float] | None]:
+    """What a worker is asked after a step: its scale now, and at first.
 
-    def all_overflowed(self, overflows: Sequence[int]) -> bool:
-        return bool(self._asked) and len(overflows) == len(self._asked)
+    A function inside a function goes there by value.
+    """
 
-    def _refs(self) -> list[Any]:
-        import ray
-
-        return [each for each in self._results if isinstance(each, ray.ObjectRef)]
-
-
-def _overflowed() -> Callable[[Any, str | None], bool]:
-    """What a worker is asked after a step; a function inside a function goes there by value."""
-
-    def overflowed(model: Any, adapter: str | None) -> bool:
+    def scale(model: Any, adapter: str | None) -> tuple[float, float] | None:
         group = model.optimizer_group[model._get_default_group() if adapter is None else adapter]
-        return group.scaler is not None and bool(group.scaler_has_nan)
+        scaler = group.scaler
+        return None if scaler is None else (float(scaler.get_scale()), float(scaler._init_scale))
 
-    return overflowed
+    return scale
 
 
 # --- classes that are timed on the workers

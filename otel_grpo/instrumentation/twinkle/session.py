@@ -372,14 +372,14 @@ class Session:
     def _ended(self, update: Update, under_way: UnderWay) -> None:
         """Every worker has come to the end of the update."""
         failures = under_way.failures()
-        overflows = [] if failures else under_way.overflows()
+        overflowed = [] if failures else self.workers.overflowed(under_way)
         if failures:
             kind = type(next(iter(failures.values()))).__qualname__
             update.fail(kind, sorted(failures))
-        elif under_way.all_overflowed(overflows):
+        elif overflowed and len(overflowed) == len(under_way.asked):
             update.skip("overflow")
-        elif overflows:
-            update.fail("overflow", overflows)  # they have parted from the others
+        elif overflowed:
+            update.fail("overflow", overflowed)  # they have parted from the others
         self._updated(update)
 
     def _updated(self, update: Update) -> None:
@@ -445,9 +445,11 @@ class Session:
     def set_optimizer(self, model: Any, *_: Any, **__: Any) -> None:
         self._groups.will_train(model)
 
-    def set_grad_scaler(self, model: Any, *_: Any, **__: Any) -> None:
+    def set_grad_scaler(self, model: Any, *_: Any, **kwargs: Any) -> None:
         if hasattr(model, "_actors"):
-            self.workers.scales(model)
+            self.workers.scales(model._actors)
+        else:
+            self._groups.rescaled(model, kwargs)
 
     def add_adapter_to_model(self, model: Any, adapter_name: str, *_: Any, **kwargs: Any) -> None:
         self._groups.add(model, adapter_name, kwargs)
