@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 #: Items that may wait, per sink: the most that a SIGKILL can cost.
-BOUNDS = {"metrics_raw": 512, "metrics": 2048, "workers": 4096, "spans": 16384}
+BOUNDS = {"metrics_raw": 512, "metrics": 2048, "workers": 4096, "spans": 65536}
 #: How long items of a batched sink are collected, and how often the thread looks around.
 COLLECT_S = 0.2
 #: Items of a batched sink that stand in one line.
@@ -380,6 +380,9 @@ class Writer:
                 self._seq += entry.gap
                 self._write_entry(entry.state, entry.item)
             self._progress += 1
+            # A flood of records, each of which takes its time, is no reason to lose spans.
+            if any(state.waiting >= state.half for state in self._batched):
+                self._write_batches()
 
     def _write_entry(self, state: _State, item: Any) -> None:
         if callable(item):

@@ -108,6 +108,27 @@ def test_work_is_done_on_the_writer_thread(tmp_path, notes, record):
     assert [json.loads(line)["seq"] for line in lines(path)] == [0, 1, 2]
 
 
+def test_slow_records_do_not_starve_spans(tmp_path):
+    """Twelve spans that come while three records are built fit a bound of eight."""
+
+    def build():
+        for _ in range(4):
+            writer.put("spans", 1)
+
+    writer = Writer(
+        [
+            Sink("raw", tmp_path / "raw", 10),
+            Sink("spans", tmp_path / "spans", 8, encode=count_lines),
+        ]
+    )
+    for _ in range(3):
+        writer.put("raw", build)
+    writer.start()
+    assert writer.flush()
+    assert writer.counts()["spans"] == SinkCounts(created=12, written=12)
+    assert writer.close()
+
+
 def test_plain_items_keep_their_order(tmp_path, notes):
     """Items of all plain sinks and calls are worked off in the order of the put calls."""
     order = []
