@@ -72,6 +72,11 @@ def _runs() -> Section:
                 ),
             },
             units={"Time of an iteration": "s", "Unattributed": "percentunit"},
+            links={
+                "rl_run_id": {
+                    "Open the run": "/d/otel-grpo-run?var-run=${__value.raw}&from=${__from}&to=${__to}"
+                }
+            },
         ),
         table(
             "What they run",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from grafana_foundation_sdk.builders import (
@@ -33,6 +34,8 @@ TALL = 9
 LOW = 4
 
 AnyPanel = TypeVar("AnyPanel", bound=Any)
+# Of a field's values: title to address.
+Links = Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -116,12 +119,13 @@ def table(
     unit: str,
     about: str,
     columns: dict[str, str],
-    units: dict[str, str],
-    width: int = 24,
+    *,
+    units: Mapping[str, str] = MappingProxyType({}),
+    links: Links = MappingProxyType({}),
 ) -> Builder[Panel]:
     """One line for each set of labels, one column for each heading and its PromQL.
 
-    `units` is of headings whose unit is not the panel's.
+    `units` is of headings whose unit is not the panel's; `links` lead on from the values of a field.
     """
     targets = [_now(expr).format(prometheus.PromQueryFormat.TABLE) for expr in columns.values()]
     names = {f"Value #{ref}": head for ref, head in zip(ascii_uppercase, columns, strict=False)}
@@ -130,7 +134,8 @@ def table(
     panel.with_transformation(DataTransformerConfig("organize", options=tidy))
     for head, its_unit in units.items():
         panel.override_by_name(head, [DynamicConfigValue("unit", its_unit)])
-    return _finished(panel, title, unit, about, targets, width, TALL)
+    _link(panel, links)
+    return _finished(panel, title, unit, about, targets, 24, TALL)
 
 
 def found(
@@ -138,15 +143,20 @@ def found(
     about: str,
     source: common.DataSourceRef,
     target: Builder[Dataquery],
-    links: dict[str, list[dict[str, object]]],
+    links: Links,
     width: int = 12,
 ) -> Builder[Panel]:
     """What a search for traces finds; `links` lead on from the values of a field."""
     panel = build_table.Panel()
-    for field, its_links in links.items():
-        panel.override_by_name(field, [DynamicConfigValue("links", its_links)])
+    _link(panel, links)
     panel = _described(panel, title, "string", about, width, TALL).datasource(source)
     return panel.with_target(target)
+
+
+def _link(panel: build_table.Panel, links: Links) -> None:
+    for field, its_links in links.items():
+        told: list[object] = [{"title": title, "url": url} for title, url in its_links.items()]
+        panel.override_by_name(field, [DynamicConfigValue("links", told)])
 
 
 def _series() -> timeseries.Panel:

@@ -221,7 +221,6 @@ def _time() -> Section:
                 )
                 for kind in ("busy", "exposed", "logical")
             },
-            units={},
         ),
     ]
 
@@ -441,15 +440,12 @@ def _traces() -> Section:
     )
     query = tempo.Dataquery().ref_id("A").datasource(TEMPO).query_type("traceql").query(traceql)
     query.table_type(SearchTableType.TRACES).limit(100)
-    to_jaeger: dict[str, object] = {
-        "title": "Open in Jaeger",
-        "url": explore(JAEGER, {"query": "${__value.raw}"}),
+    links = {
+        "traceID": {
+            "Open in Tempo": explore(TEMPO, {"queryType": "traceql", "query": "${__value.raw}"}),
+            "Open in Jaeger": explore(JAEGER, {"query": "${__value.raw}"}),
+        }
     }
-    to_tempo: dict[str, object] = {
-        "title": "Open in Tempo",
-        "url": explore(TEMPO, {"queryType": "traceql", "query": "${__value.raw}"}),
-    }
-    links: dict[str, list[dict[str, object]]] = {"traceID": [to_tempo, to_jaeger]}
     return "Traces", [
         found(
             "Iterations in Jaeger",

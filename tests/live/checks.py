@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import promql_parser
 from grafana_foundation_sdk.cog import plugins
@@ -54,6 +55,9 @@ def traceql(board: Board) -> Iterator[str]:
         for target in panel.get("targets", ())
         if target.get("queryType") == "traceql"
     ]
+    for link in _under("url", board):
+        if link.startswith("/explore?"):
+            texts += [_plain(query) for query in _queries(link) if "__value" not in query]
     for text, wrong in zip(texts, errors("@grafana/lezer-traceql", texts), strict=True):
         if wrong:
             yield f"{wrong} errors: {text}"
@@ -197,6 +201,14 @@ def errors(grammar: str, texts: list[str]) -> list[int]:
     )
     found: list[int] = json.loads(answer.stdout)
     return found
+
+
+def _queries(link: str) -> Iterator[str]:
+    """Of Explore's address; raises where it is not the JSON that Explore reads."""
+    panes = json.loads(parse_qs(urlsplit(link).query)["panes"][0])
+    for pane in panes.values():
+        for query in pane["queries"]:
+            yield query["query"]
 
 
 def _plain(text: str) -> str:

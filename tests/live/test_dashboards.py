@@ -158,6 +158,10 @@ def angular(of: Board) -> None:
     panel_of(of, "Loss")["type"] = "graph"
 
 
+def link_that_is_cut(of: Board) -> None:
+    of["links"][-1]["url"] = of["links"][-1]["url"].replace("rl.run.id%20%3D", "rl.run.id%20")
+
+
 def empty(of: Board) -> None:
     panel_of(of, "Loss")["targets"] = []
 
@@ -171,6 +175,7 @@ CHANGES: list[tuple[str, Change]] = [
     ("promql", in_target("sum (", "total (")),
     ("traceql", in_target("{", "{{", TEMPO)),
     ("traceql", in_target("&&", "&", TEMPO)),
+    ("traceql", link_that_is_cut),
     ("variables_used", in_target("$run", "$runs")),
     ("variables_used", variable_nobody_uses),
     ("windows", in_target("$__range", "1m")),
