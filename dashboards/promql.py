@@ -38,3 +38,10 @@ def quantile(q: float, metric: str, labels: str, by: str) -> str:
 
 def _sum(by: str) -> str:
     return f"sum by ({by})" if by else "sum"
+
+
+# What every panel of one run asks for.
+RUN = 'rl_run_id="$run"'
+# A counter like those that are divided by it, so that both begin at the same instant.
+ITERATIONS = f"scalar({grown('rl_loop_windows_total', RUN)} > 0)"
+FEW = "The window should hold a few iterations."
