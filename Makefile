@@ -24,6 +24,7 @@ $(error No Python 3.10, 3.11, 3.12 or 3.13 was found on this machine)
 endif
 # TRL needs Python 3.11, and Ray's tests have its torch: where there is none they say so and are left out.
 TRL_PYTHON := $(filter-out 3.10,$(PYTHONS))
+TWINKLE_PYTHON := $(filter 3.11 3.12,$(PYTHONS))
 
 # The oldest one checks, so that nothing newer slips into the package.
 DEV := .venv/dev-$(firstword $(PYTHONS))
@@ -34,7 +35,7 @@ APART := $(addprefix --ignore=tests/,live ray reference swift trl twinkle)
 QUICK_CHECKS := check-format lint types contracts check-schema check-metrics check-package
 # The longest first: two run at a time. The first build of the servers takes half an hour; it gives
 # way to the tests beside it.
-CHECKS := test-live test-reference test-swift test-trl test-ray $(addprefix test-core-,$(PYTHONS)) $(QUICK_CHECKS)
+CHECKS := test-live test-reference test-swift test-twinkle test-trl test-ray $(addprefix test-core-,$(PYTHONS)) $(QUICK_CHECKS)
 
 # Each check leaves word that it passed; pytest leaves a report beside it. tools/summary.py reads both.
 passed = mkdir -p $(RESULTS) && touch $(RESULTS)/$@.ok
@@ -117,6 +118,17 @@ test-swift:
 	@$(passed)
 endif
 
+ifneq ($(TWINKLE_PYTHON),)
+test-twinkle: .venv/twinkle ## The tests with the real Twinkle, in one process and over Ray
+	@echo "== tests with Twinkle"
+	@.venv/twinkle/$(pytest) tests/twinkle
+	@$(passed)
+else
+test-twinkle:
+	@echo "== tests with Twinkle: left out, it needs Python 3.11 or 3.12 and this machine has neither"
+	@$(passed)
+endif
+
 ifneq ($(TRL_PYTHON),)
 test-ray: .venv/ray ## The tests with Ray's real actors
 	@echo "== tests with Ray"
@@ -190,7 +202,7 @@ soak: $(DEV) $(if $(TRL_PYTHON),.venv/ray) ## Kill, stop and starve runs for a l
 
 ##@ Upkeep
 
-setup: $(addprefix .venv/dev-,$(PYTHONS)) $(if $(TRL_PYTHON),.venv/trl .venv/swift .venv/ray) ## Make the environments of the tests
+setup: $(addprefix .venv/dev-,$(PYTHONS)) $(if $(TRL_PYTHON),.venv/trl .venv/swift .venv/ray) $(if $(TWINKLE_PYTHON),.venv/twinkle) ## Make the environments of the tests
 
 format: $(DEV) ## Format, and mend what the linter can
 	@$(BIN)/ruff check --fix --quiet || true
