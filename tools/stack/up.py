@@ -20,14 +20,22 @@ from pathlib import Path
 from tools.stack.servers import CannotStartError
 from tools.stack.stack import Stack, running_stack
 
-END_TO_END = '{rl_throughput_kind="end_to_end"}'
+_END_TO_END = '{rl_throughput_kind="end_to_end"}'
+
+
+def _last(series: str, *labels: str) -> str:
+    """The last value of a counter for each run; a run that is over is not forgotten for an hour."""
+    return f"sum by ({', '.join(['rl_run_id', *labels])}) (last_over_time({series}[1h]))"
+
+
 QUESTIONS = {
-    "iterations": "sum by (rl_run_id) (rl_loop_windows_total)",
-    "tokens": "sum by (rl_run_id, gen_ai_token_type) (rl_tokens_total)",
-    "updates": "sum by (rl_run_id, rl_update_status) (rl_train_steps_total)",
-    "seconds by phase": "sum by (rl_run_id, rl_phase) (rl_phase_time_seconds_total)",
-    "tokens / s / device": f"sum by (rl_run_id) (rl_throughput_tokens_total{END_TO_END})"
-    f" / sum by (rl_run_id) (rl_device_time_seconds_total{END_TO_END})",
+    "iterations": _last("rl_loop_windows_total"),
+    "tokens": _last("rl_tokens_total", "gen_ai_token_type"),
+    "updates": _last("rl_train_steps_total", "rl_update_status"),
+    "seconds by phase": _last("rl_phase_time_seconds_total", "rl_phase"),
+    "tokens / s / device": _last(f"rl_throughput_tokens_total{_END_TO_END}")
+    + " / "
+    + _last(f"rl_device_time_seconds_total{_END_TO_END}"),
 }
 
 
