@@ -12,7 +12,19 @@ import io
 import logging
 import sys
 
-from benchmarks import audit, counts, imports, metrics, phase, ranks, ray, stack, training, writer
+from benchmarks import (
+    audit,
+    counts,
+    imports,
+    metrics,
+    otlp,
+    phase,
+    ranks,
+    ray,
+    stack,
+    training,
+    writer,
+)
 from benchmarks.measure import describe_machine
 from benchmarks.table import print_row, print_title
 
@@ -21,6 +33,7 @@ SUBJECTS = {
     "import": imports.rows,
     "counts": counts.rows,
     "writer": writer.rows,
+    "otlp": otlp.rows,
     "metrics": metrics.rows,
     "ranks": ranks.rows,
     "audit": audit.rows,

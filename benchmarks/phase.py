@@ -47,7 +47,7 @@ def rows(**_: Any) -> Iterator[Row]:
         otel_grpo.start_run(folder, trainer="benchmark") as run,
         run.iteration() as it,
     ):
-        loops = {"bare": _bare(_bare_provider()), "ours": _ours(it)}
+        loops = {"bare": bare(_bare_provider()), "ours": ours(it)}
         logfire = _logfire()
         if logfire is not None:
             loops["logfire"] = logfire
@@ -82,7 +82,7 @@ def _bare_provider() -> TracerProvider:
     return provider
 
 
-def _bare(provider: TracerProvider) -> Loop:
+def bare(provider: TracerProvider) -> Loop:
     tracer = provider.get_tracer("benchmark")
     inside = set_span_in_context(tracer.start_span("rl.loop"))
 
@@ -94,7 +94,7 @@ def _bare(provider: TracerProvider) -> Loop:
     return loop
 
 
-def _ours(it: otel_grpo.Iteration) -> Loop:
+def ours(it: otel_grpo.Iteration) -> Loop:
     def loop(n: int) -> None:
         for _ in range(n):
             with it.phase("generation", attributes=GIVEN):
@@ -123,7 +123,7 @@ def _whole_bare() -> float:
     """Microseconds of CPU per span, all threads, until everything is exported."""
     before = time.process_time_ns()
     provider = _bare_provider()
-    loop = _bare(provider)
+    loop = bare(provider)
     for _ in range(REPEATS):
         loop(SPANS)
     provider.shutdown()
@@ -137,5 +137,5 @@ def _whole_ours() -> float:
         with otel_grpo.start_run(folder, trainer="benchmark") as run:
             for _ in range(REPEATS):
                 with run.iteration() as it:
-                    _ours(it)(SPANS)
+                    ours(it)(SPANS)
         return (time.process_time_ns() - before) / (REPEATS * SPANS) / 1000
