@@ -211,6 +211,9 @@ format: $(DEV) ## Format, and mend what the linter can
 schema: $(DEV) ## Write the JSON Schema of the files from the record types
 	@$(BIN)/python -m otel_grpo.records.schema
 
+dashboards: .venv/live ## Write the dashboards from dashboards/*.py
+	@.venv/live/bin/python -m dashboards
+
 lock: ## Resolve the requirements afresh into tools/env/constraints
 	@$(ENVIRONMENTS) lock
 
@@ -233,4 +236,4 @@ help:
 	@$(ENVIRONMENTS) make $*
 
 FORCE:
-.PHONY: FORCE help demo demo-swift demo-twinkle demo-ray demo-ray-async demo-live stack test quick test-core $(CHECKS) bench soak setup format schema lock changelog clean
+.PHONY: FORCE help demo demo-swift demo-twinkle demo-ray demo-ray-async demo-live stack test quick test-core $(CHECKS) bench soak setup format schema dashboards lock changelog clean
