@@ -22,6 +22,17 @@ ROOT = Path(__file__).parents[2]
 OF_THE_TRAINER = ROOT / "docs" / "instrument-your-trainer.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
+# What the script of a trainer has, where an example shows a part of it.
+A_SCRIPT = {
+    "otel_grpo": otel_grpo,
+    "loader": ["batch"],
+    "my_generate": list,
+    "advantages": [],
+    "model": SimpleNamespace(
+        forward_backward=lambda *, inputs, advantages: None, clip_grad_and_step=lambda: None
+    ),
+}
+
 
 def examples(page: Path) -> list[str]:
     """Its blocks of Python."""
@@ -100,7 +111,7 @@ def test_other_examples_run(page: Path) -> None:
     """The one line that observes a trainer, wherever it is shown."""
     for source in examples(page):
         if "start_run" not in source:
-            run(source)
+            run(source, **A_SCRIPT)
             otel_grpo.uninstrument()
 
 

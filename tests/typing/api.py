@@ -94,6 +94,8 @@ def completion_is_told_by_a_callback(publication: Publication) -> Callable[[], N
 
 def current() -> None:
     assert_type(otel_grpo.current_run(), Run | None)
+    with otel_grpo.iteration() as it:
+        assert_type(it, Iteration)
     with otel_grpo.phase("reward", attributes={"function": "exact"}) as phase:
         assert_type(phase, Phase)
 

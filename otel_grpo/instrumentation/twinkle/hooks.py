@@ -252,7 +252,7 @@ class Hooks:
                 steps.send(outcome)
         finally:
             self._inside.call = False
-        session.after()
+        session.after(outcome.error)
 
     def _initialize(self, mode: str = "local", *_: Any, **__: Any) -> None:
         self._patch_waiting()

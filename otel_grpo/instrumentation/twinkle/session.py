@@ -70,6 +70,7 @@ class Session:
         self._earlier = Batch(0)
         self._batches = 0
         self._trained = False  # the open window has a training call
+        self._failed = False  # a call in it has raised, and the script goes on
         self._version = 0  # of the weights when the batch was first trained on
         self._nominal: int | None = None
         self._applied = 0
@@ -92,9 +93,10 @@ class Session:
         if self._owned:
             self.run.finish(error=error)
 
-    def after(self) -> None:
+    def after(self, error: BaseException | None) -> None:
         """A hooked call is over, whatever came of it."""
         self._seen_ns = self.run.clock.now()
+        self._failed = self._failed or error is not None
         self._settle()
 
     # --- windows
@@ -123,7 +125,7 @@ class Session:
         if mine and self._window is not None and self._trained:
             self._close_window(at_ns)
         if mine and self.run.window is None:
-            self._window = self.run.open_iteration(at_ns)
+            self._window, self._failed = self.run.open_iteration(at_ns), False
         self._iteration()
         return True
 
@@ -135,7 +137,7 @@ class Session:
         self._leave_advantage(at_ns)
         if error is None and self._batch.unused:
             iteration.discarded("unused", self._batch.unused, tokens=self._batch.unused_tokens)
-        iteration.close(end_ns=at_ns, error=error)
+        iteration.close(end_ns=at_ns, status="aborted" if self._failed else None, error=error)
 
     # --- phases
 
