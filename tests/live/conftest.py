@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.live.files import Files
+from tests.live.panels import Viewer
 from tests.live.stage import hasten, play
 from tools.stack.ask import wait_for
 from tools.stack.stack import Stack, running_stack
@@ -99,6 +102,25 @@ def staged(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     counted = f'sum(rl_loop_windows_total{{rl_run_id="{found["staged"].run_id}"}})'
     assert wait_for(lambda: stack.prometheus.value(counted), lambda n: n == windows) == windows
     return found
+
+
+@pytest.fixture(scope="session")
+def runs(demos: dict[str, Demo], staged: dict[str, Demo]) -> dict[str, Demo]:
+    """Real trainings, and the one that has what they lack."""
+    return {**demos, "staged": staged["staged"]}
+
+
+@pytest.fixture(scope="session")
+def files(runs: dict[str, Demo]) -> dict[str, Files]:
+    """What the files of each say that is shown."""
+    return {name: Files(run.path) for name, run in runs.items()}
+
+
+@pytest.fixture(scope="session")
+def viewer(stack: Stack, runs: dict[str, Demo]) -> Viewer:
+    """Looks at dashboards whose picture holds all runs."""
+    started = min(run.summary["started_unix_ns"] for run in runs.values()) / 1e9
+    return Viewer(stack.prometheus, started - 10, time.time())
 
 
 def _python(environment: str) -> list[Path]:
