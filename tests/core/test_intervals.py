@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from otel_grpo.core.intervals import clip, intersection, measure, union
+from otel_grpo.core.intervals import clip, intersection, measure, union, union_of_columns
 
 Interval = tuple[int, int]
 
@@ -35,6 +37,25 @@ def test_union(spans: list[Interval]) -> None:
     assert points(united) == points(spans)
     assert is_canonical(united)
     assert union(united) == united
+
+
+@settings_
+@given(intervals)
+def test_union_of_columns(spans: list[Interval]) -> None:
+    """As columns it is the same."""
+    columns = np.array(spans, dtype=np.int64).reshape(-1, 2)
+    starts, ends = union_of_columns(columns[:, 0], columns[:, 1])
+    assert list(zip(starts.tolist(), ends.tolist(), strict=True)) == union(spans)
+
+
+@pytest.mark.parametrize("step", [1, 2**60])
+def test_union_of_many(step: int) -> None:
+    """Three of each hundred are gaps; numbers beyond 64 bits are as exact."""
+    spans = [(step * i, step * (i + 1)) for i in range(5000) if i % 100 > 2]
+    spans += [(step * i, step * (i + 50)) for i in range(3, 5000, 100)]
+    spans += [(7, 7)] * 10  # empty
+    assert union(reversed(spans)) == [(step * i, step * (i + 97)) for i in range(3, 5000, 100)]
+    assert measure(spans) == 50 * 97 * step
 
 
 @settings_

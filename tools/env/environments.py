@@ -82,7 +82,14 @@ class Lock:
 
 LOCKS = (
     Lock("dev", ("pyproject.toml", "--group", "dev"), PYTHONS),
-    Lock("bench", ("pyproject.toml", "--group", "bench"), PYTHONS[1:]),
+    Lock(
+        "bench",
+        (
+            *("pyproject.toml", "--group", "bench"),
+            *("--excludes", "tools/env/requirements/bench-exclude.txt"),
+        ),
+        PYTHONS[1:],
+    ),
     Lock("live", ("pyproject.toml", "--group", "live"), PYTHONS[1:]),  # the dashboards' library
     Lock(
         "trl",
