@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import json
 import os
 import re
@@ -19,6 +20,7 @@ _DEFAULT = "trace.pftrace.gz"
 _VIEWER = "https://ui.perfetto.dev"
 # A browser's tab holds about 2 GB, and a trace takes two to four times its size there.
 _LARGE = 500_000_000
+_CHUNK = 1 << 16
 
 
 def _range(context: click.Context, parameter: click.Parameter, value: str | None) -> range | None:
@@ -143,8 +145,11 @@ def _packed(file: BinaryIO, compressed: bool) -> Iterator[Callable[[bytes], obje
         yield file.write
         return
     # Without a name and a date: the same run gives the same bytes.
-    with gzip.GzipFile("", "wb", 5, file, mtime=0) as packed:
-        yield packed.write
+    with (
+        gzip.GzipFile("", "wb", 5, file, mtime=0) as packed,
+        io.BufferedWriter(packed, _CHUNK) as buffered,
+    ):
+        yield buffered.write
 
 
 def _not_writable(path: Path, error: OSError) -> Problem:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 Value = str | int | float | bool
 Args = Mapping[str, Value]
@@ -59,7 +60,7 @@ class Trace:
     def begin(self, track: int, at_ns: int, name: str, args: Args) -> None:
         """Begin a slice; on one track they are closed in the reverse order."""
         self.slices += 1
-        self._event(_SLICE_BEGIN, track, at_ns, _text(23, name) + _arguments(args))
+        self._event(_SLICE_BEGIN, track, at_ns, _word(23, name) + _arguments(args))
 
     def end(self, track: int, at_ns: int) -> None:
         """End the slice of the track that began last."""
@@ -68,7 +69,7 @@ class Trace:
     def instant(self, track: int, at_ns: int, name: str, args: Args) -> None:
         """A mark."""
         self.instants += 1
-        self._event(_INSTANT, track, at_ns, _text(23, name) + _arguments(args))
+        self._event(_INSTANT, track, at_ns, _word(23, name) + _arguments(args))
 
     def sample(self, track: int, at_ns: int, value: float) -> None:
         """The value of a counter from an instant on."""
@@ -86,7 +87,7 @@ class Trace:
         return self._uuid
 
     def _event(self, kind: int, track: int, at_ns: int, more: bytes) -> None:
-        event = _varint(9, kind) + _varint(11, track) + more
+        event = _kind_on(kind, track) + more
         self._packet(_varint(8, at_ns) + _message(11, event))
 
     def _packet(self, content: bytes) -> None:
@@ -94,7 +95,7 @@ class Trace:
 
 
 def _arguments(args: Args) -> bytes:
-    return b"".join(_message(4, _text(10, name) + _value(value)) for name, value in args.items())
+    return b"".join(_message(4, _word(10, name) + _value(value)) for name, value in args.items())
 
 
 def _value(value: Value) -> bytes:
@@ -111,6 +112,8 @@ def _value(value: Value) -> bytes:
 
 
 def _raw(value: int) -> bytes:
+    if 0 <= value < len(_SHORT):
+        return _SHORT[value]
     value &= 0xFFFF_FFFF_FFFF_FFFF  # a negative number is its two's complement of 64 bits
     out = bytearray()
     while value > 0x7F:
@@ -121,16 +124,32 @@ def _raw(value: int) -> bytes:
 
 
 def _varint(field: int, value: int) -> bytes:
-    return _raw(field << 3) + _raw(value)
+    return _SHORT[field << 3] + _raw(value)
 
 
 def _double(field: int, value: float) -> bytes:
-    return _raw(field << 3 | 1) + struct.pack("<d", value)
+    return _SHORT[field << 3 | 1] + struct.pack("<d", value)
 
 
 def _message(field: int, content: bytes) -> bytes:
-    return _raw(field << 3 | 2) + _raw(len(content)) + content
+    return _SHORT[field << 3 | 2] + _raw(len(content)) + content
 
 
 def _text(field: int, text: str) -> bytes:
     return _message(field, text.encode("utf-8", "replace"))
+
+
+@lru_cache(maxsize=1024)
+def _word(field: int, text: str) -> bytes:
+    """Text that comes again and again."""
+    return _text(field, text)
+
+
+@lru_cache(maxsize=4096)
+def _kind_on(kind: int, track: int) -> bytes:
+    return _varint(9, kind) + _varint(11, track)
+
+
+# Tags and lengths are small.
+_SHORT = [bytes([n]) for n in range(0x80)]
+_SHORT += [bytes([n & 0x7F | 0x80, n >> 7]) for n in range(0x80, 0x800)]
