@@ -55,7 +55,7 @@ class Stopwatch:
 def main() -> None:
     watch, steps = Stopwatch(), []
 
-    from otel_grpo.instrumentation.hf import hooks
+    from otel_grpo.instrumentation import training as hooks
     from otel_grpo.instrumentation.trl.session import Session
 
     around, stepped = hooks.around, Session.optimizer_stepped

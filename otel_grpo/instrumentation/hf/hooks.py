@@ -1,124 +1,35 @@
-"""From the patched methods to the session of the training that runs: one at a time in a process."""
+"""Hooks of a trainer on `transformers.Trainer`: its callbacks, and what its accelerator knows."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import logging
+import contextlib
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, TypeVar
 
-from otel_grpo.instrumentation.base import Hook, Patches, Steps, around
-from otel_grpo.instrumentation.hf.callback import attached
+from otel_grpo.instrumentation.hf import callback
 from otel_grpo.instrumentation.hf.session import LoopSession
-from otel_grpo.tracing.guard import Guard
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
-
-logger = logging.getLogger("otel_grpo")
+from otel_grpo.instrumentation.training import TrainingHooks, logger
 
 S = TypeVar("S", bound=LoopSession)
 
 
-class LoopHooks(ABC, Generic[S]):
-    """The patches of one trainer in one process, and its training that is running now, if any.
+class LoopHooks(TrainingHooks[S]):
+    """The patches of one such trainer in one process."""
 
-    Of two adapters in one process the one whose trainer is asked first observes the training: it is
-    the outer one, whose class inherits from the other's trainer.
-    """
+    def is_main(self, trainer: Any) -> bool:
+        return bool(trainer.accelerator.is_main_process)
 
-    system: ClassVar[str]  # how runs, faults and warnings name the trainer
-    package: ClassVar[str]
-    supported: ClassVar[str]
-    session_class: type[S]
+    def run_options(self, trainer: Any) -> dict[str, Any]:
+        return {
+            "config": trainer.args.to_dict(),
+            "rank": trainer.accelerator.process_index,
+            "world_size": trainer.accelerator.num_processes,
+        }
 
-    # The trainer whose training is observed, by whichever adapter.
-    _observed: ClassVar[Any] = None
-
-    def __init__(self, provider: Callable[[], TracerProvider | None] | None = None) -> None:
-        self._provider = provider
-        self._patches = Patches()
-        self._session: S | None = None
-        self._before_run = Guard()
-
-    @abstractmethod
-    def apply(self, module: ModuleType) -> None:
-        """Patch the trainer, unless it is not the one that these hooks were written for."""
-
-    @abstractmethod
-    def unsupported_training(self, trainer: Any) -> str | None:
-        """Why this training is not observed yet; None if it is of the supported kind."""
-
-    def owns(self, trainer: Any) -> bool:
-        """Whether it is this adapter's to observe, or to say that it is not observed."""
-        return True
-
-    def remove(self) -> None:
-        """Put every attribute back."""
-        self._patches.restore()
-
-    def _refuse(self, reason: str) -> None:
-        logger.warning(
-            "otel-grpo: %s is not observed: %s. GRPOTrainer of %s %s is supported.",
-            self.system,
-            reason,
-            self.package,
-            self.supported,
-        )
-
-    def _wrap(self, owner: Any, name: str, hook: Hook) -> None:
-        self._patches.wrap(owner, name, lambda original: around(original, hook, self._fault))
-
-    def _fault(self, place: str, error: Exception) -> None:
-        session = self._session
-        guard = self._before_run if session is None else session.run.guard
-        guard.fault(f"{self.system}.{place}", error)
-
-    def _on_trainer(self, name: str) -> Hook:
-        """The hook around a method of the trainer: the session's method of the same name."""
-        method = getattr(self.session_class, name)
-
-        def hook(trainer: Any, *args: Any, **kwargs: Any) -> Steps | None:
-            session = self._session
-            if session is None or not session.watches(trainer):
-                return None
-            steps: Steps | None = method(session, *args, **kwargs)
-            return steps
-
-        return hook
-
-    # --- one training
-
-    def _train(self, trainer: Any, *_: Any, **__: Any) -> Steps:
-        # Without patches: taken back, but for a method that somebody else has wrapped since.
-        if not self._patches or not self.owns(trainer):
-            return
-        if LoopHooks._observed is not None:
-            if LoopHooks._observed is not trainer:
-                logger.warning("otel-grpo: a training that runs beside another one is not observed")
-            return
-        reason = self.unsupported_training(trainer)
-        if reason is not None:
-            if trainer.accelerator.is_main_process:
-                logger.warning("otel-grpo: this training is not observed: %s", reason)
-            return
-        session = self._begin(trainer)
-        if session is None:
-            return
-        LoopHooks._observed = trainer
-        try:
-            with attached(session, self._fault):
-                outcome = yield
-            session.finish(outcome.error)
-        finally:
-            self._session = LoopHooks._observed = None
+    def attached(self, session: S) -> contextlib.AbstractContextManager[None]:
+        return callback.attached(session, self._fault)
 
     def _begin(self, trainer: Any) -> S | None:
-        from otel_grpo import __version__, start_run
-
         told = copies(trainer)
         if told is not None:
             logger.warning(
@@ -126,20 +37,7 @@ class LoopHooks(ABC, Generic[S]):
                 "of its own, and is a run of its own",
                 told,
             )
-        run = start_run(
-            trainer=self.system,
-            trainer_version=importlib.metadata.version(self.package),
-            adapter_version=__version__,
-            algorithm="grpo",
-            config=trainer.args.to_dict(),
-            rank=trainer.accelerator.process_index,
-            world_size=trainer.accelerator.num_processes,
-            tracer_provider=self._provider() if self._provider else None,
-        )
-        if not run.live:
-            return None
-        self._session = self.session_class(trainer, run)
-        return self._session
+        return super()._begin(trainer)
 
 
 def copies(trainer: Any) -> str | None:

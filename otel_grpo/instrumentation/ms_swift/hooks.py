@@ -10,9 +10,9 @@ from typing import Any
 
 from otel_grpo.instrumentation.base import Steps
 from otel_grpo.instrumentation.hf.hooks import LoopHooks
-from otel_grpo.instrumentation.hf.session import stop
 from otel_grpo.instrumentation.ms_swift import contract, rewards
 from otel_grpo.instrumentation.ms_swift.session import Session
+from otel_grpo.instrumentation.windows import stop
 
 
 class Hooks(LoopHooks[Session]):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from otel_grpo.instrumentation.base import Fault, Outcome, Steps, around
-from otel_grpo.instrumentation.hf.session import stop
+from otel_grpo.instrumentation.windows import stop
 
 if TYPE_CHECKING:
     from otel_grpo.tracing.phase import Phase

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from otel_grpo import semconv
-from otel_grpo.instrumentation.hf.session import LoopSession, stop
+from otel_grpo.instrumentation.hf.session import LoopSession
 from otel_grpo.instrumentation.ms_swift import rollout
+from otel_grpo.instrumentation.windows import stop
 
 if TYPE_CHECKING:
     from otel_grpo.instrumentation.base import Steps

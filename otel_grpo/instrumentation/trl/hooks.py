@@ -9,7 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from otel_grpo.instrumentation.base import Steps
-from otel_grpo.instrumentation.hf.hooks import LoopHooks, logger
+from otel_grpo.instrumentation.hf.hooks import LoopHooks
+from otel_grpo.instrumentation.training import logger
 from otel_grpo.instrumentation.trl import contract
 from otel_grpo.instrumentation.trl.session import Session
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from otel_grpo import semconv
 from otel_grpo.core.ledger import Samples
-from otel_grpo.instrumentation.hf.session import LoopSession, stop
+from otel_grpo.instrumentation.hf.session import LoopSession
 from otel_grpo.instrumentation.trl.rollout import read_generation
+from otel_grpo.instrumentation.windows import stop
 
 if TYPE_CHECKING:
     from otel_grpo.core.columns import Ints
