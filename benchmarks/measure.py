@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
@@ -67,6 +68,14 @@ def python(*arguments: str, executable: str = sys.executable, **variables: str) 
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     return done.stdout
+
+
+def python_with_trl() -> str | None:
+    """This interpreter, or that of the tests' environment."""
+    if find_spec("trl") is not None:
+        return sys.executable
+    there = ROOT / ".venv" / "trl" / "bin" / "python"
+    return str(there) if there.exists() else None
 
 
 def describe_machine() -> str:

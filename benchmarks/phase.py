@@ -1,7 +1,12 @@
-"""One phase of ours against the same span of the bare SDK and of logfire."""
+"""One phase of ours against the same span of the bare SDK, of logfire, and of TRL's own profiling.
+
+AReaL's tracer is not among them: its module can't be imported without Ray, Hydra, torch and the trainers
+of its package.
+"""
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +19,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import set_span_in_context
 
 import otel_grpo
-from benchmarks.measure import in_turns, ratio, stay_on_one_core
+from benchmarks.measure import in_turns, python, python_with_trl, ratio, stay_on_one_core
 from benchmarks.table import Row
 
 SPANS = 100  # of one window
@@ -62,6 +67,7 @@ def rows(**_: Any) -> Iterator[Row]:
         "  the training thread's time, in microseconds",
         ", ".join(f"{name} {value:.1f}" for name, value in us.items()),
     )
+    yield _against_trl()
     bare_all, ours_all = _whole_bare(), _whole_ours()
     yield Row(
         "  all threads, ours with encoded and written files",
@@ -72,6 +78,16 @@ def rows(**_: Any) -> Iterator[Row]:
 def _against(what: str, ours: list[float], theirs: list[float], goal: float) -> Row:
     value = ratio(ours, theirs)
     return Row(f"one phase / {what}", f"{value:.3f} x", f"<= {goal} x", value <= goal)
+
+
+def _against_trl() -> Row:
+    """No goal: a timer that keeps nothing is what the least would cost."""
+    what = "  in TRL's environment, against its own profiling context, which reports to nobody"
+    executable = python_with_trl()
+    if executable is None:
+        return Row(what, "TRL is not installed here")
+    us = json.loads(python("-m", "benchmarks.trl_phase", executable=executable).splitlines()[-1])
+    return Row(what, f"ours {us['ours']:.1f}, TRL's {us['trl']:.1f} us of the training thread")
 
 
 def _bare_provider() -> TracerProvider:

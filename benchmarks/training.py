@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.measure import ROOT, python
+from benchmarks.measure import ROOT, python, python_with_trl
 from benchmarks.table import Row
 from otel_grpo.records import reader
 from otel_grpo.records.model import OWN_LOG, RolloutRecord
@@ -27,7 +25,7 @@ _SCRIPT = str(ROOT / "demo" / "train_trl.py")
 
 def rows(**_: Any) -> Iterator[Row]:
     """On all cores, as a user trains."""
-    executable = _python_with_trl()
+    executable = python_with_trl()
     if executable is None:
         yield Row("own time in a training with TRL", "TRL is not installed here", "<= 0.1 %")
         return
@@ -103,11 +101,3 @@ def _seconds(printed: str) -> float:
     if found is None:
         raise RuntimeError("the trainer printed no train_runtime")
     return float(found.group(1))
-
-
-def _python_with_trl() -> str | None:
-    """This interpreter, or that of the tests' environment."""
-    if find_spec("trl") is not None:
-        return sys.executable
-    there = ROOT / ".venv" / "trl" / "bin" / "python"
-    return str(there) if there.exists() else None
