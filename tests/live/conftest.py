@@ -24,7 +24,7 @@ sys.path[:0] = [str(Path(__file__).parent)]  # what the tests share
 
 ROOT = Path(__file__).parents[2]
 #: What a demo may take when the machine is busy.
-DEMO_S = 400
+DEMO_S = 900
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def _print_links(stack: Stack) -> None:
 def _print_answers(stack: Stack) -> None:
     for title, expression in QUESTIONS.items():
         print(f"\n{title}: {expression}")
-        for sample in stack.prometheus.query(expression):
+        for sample in stack.prometheus.query(f"({expression}) > 0"):
             labels = ", ".join(value for _, value in sorted(sample.labels.items(), reverse=True))
             print(f"  {labels:<60} {sample.value:g}")
 
