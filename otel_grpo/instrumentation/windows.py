@@ -6,12 +6,12 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from otel_grpo import semconv
+from otel_grpo.tracing.phase import Phase
 
 if TYPE_CHECKING:
     from otel_grpo.core.ledger import Samples
     from otel_grpo.instrumentation.base import Steps
     from otel_grpo.tracing.iteration import Iteration
-    from otel_grpo.tracing.phase import Phase
     from otel_grpo.tracing.run import Run
     from otel_grpo.tracing.sampler import Request
     from otel_grpo.tracing.update import Update
