@@ -29,6 +29,8 @@ ADAPTERS = MappingProxyType(
     {
         "trl.trainer.grpo_trainer": "otel_grpo.instrumentation.trl.hooks",
         "swift.rlhf_trainers.grpo_trainer": "otel_grpo.instrumentation.ms_swift.hooks",
+        "swift.megatron.trainers.grpo_trainer": "otel_grpo.instrumentation.ms_swift.megatron",
+        "swift.ray.megatron.grpo_trainer": "otel_grpo.instrumentation.ms_swift.ray_driver",
         "twinkle.infra": "otel_grpo.instrumentation.twinkle.hooks",
     }
 )

@@ -13,6 +13,8 @@ import types
 _TRAINERS = (
     "trl.trainer.grpo_trainer",
     "swift.rlhf_trainers.grpo_trainer",
+    "swift.megatron.trainers.grpo_trainer",
+    "swift.ray.megatron.grpo_trainer",
     "twinkle.infra",
 )
 

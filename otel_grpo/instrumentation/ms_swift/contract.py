@@ -14,6 +14,11 @@ SUPPORTED = ">=4.6,<4.7"
 MODULE = "swift.rlhf_trainers.grpo_trainer"
 MIXIN = "swift.rlhf_trainers.rollout_mixin"
 UTILS = "swift.rlhf_trainers.utils"
+MEGATRON = "swift.megatron.trainers.grpo_trainer"
+MEGATRON_MIXIN = "swift.megatron.trainers.rollout_mixin"
+RAY = "swift.ray.megatron.grpo_trainer"
+RAY_GROUP = "swift.ray.megatron.worker_group"
+RAY_WEIGHTS = "swift.ray.megatron.checkpoint_engine.manager"
 
 # Methods of GRPOTrainer. Many are inherited; they are patched on GRPOTrainer alone, so that no other
 # trainer of the process is touched.
