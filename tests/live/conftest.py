@@ -23,6 +23,8 @@ from tools.stack.stack import Stack, running_stack
 sys.path[:0] = [str(Path(__file__).parent)]  # what the tests share
 
 ROOT = Path(__file__).parents[2]
+#: What the collector makes of spans.
+CALLS = "traces_span_metrics_calls_total"
 #: What a demo may take when the machine is busy.
 DEMO_S = 900
 
@@ -33,6 +35,10 @@ class Demo:
 
     name: str
     path: Path
+    kept: tuple[str, ...] = ()
+    """Ids of the spans where Tempo would be, as often as they came, when all had arrived."""
+    arrived: float = 0.0
+    """When that was, in seconds of the epoch: another test may send the run again."""
 
     @property
     def run_id(self) -> str:
@@ -86,10 +92,7 @@ def demos(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> dict[str, D
     }
     for name, command in commands.items():
         _run(command, home / f"{name}.log", stack.otlp)
-    found = {name: Demo(name, home / name) for name in commands}
-    for demo in found.values():
-        _wait_until_there(stack, demo)
-    return found
+    return {name: _arrived(stack, Demo(name, home / name)) for name in commands}
 
 
 @pytest.fixture(scope="session")
@@ -146,22 +149,24 @@ def _run(command: list[object], log: Path, endpoint: str) -> None:
     assert status == 0, log.read_text()[-3000:]
 
 
-def _wait_until_there(stack: Stack, demo: Demo) -> None:
+def _arrived(stack: Stack, demo: Demo) -> Demo:
     """What is queued on the way has arrived, or the tests will say what has not."""
-    service = f'rl_run_id="{demo.run_id}"'
+    of_run = f'{{rl_run_id="{demo.run_id}"}}'
     windows = len(demo.records())
 
-    def arrived() -> bool:
-        ids = {
-            span["spanId"]
-            for span in stack.kept_spans()
-            if _attribute(span, "rl.run.id") == demo.run_id
-        }
-        counted = stack.prometheus.value(f"sum(rl_loop_windows_total{{{service}}})") or 0
-        # Workers may still be saying their last words.
-        return len(ids) >= len(demo.spans()) and counted >= windows
+    def kept() -> tuple[str, ...]:
+        of_the_demo = (s for s in stack.kept_spans() if _attribute(s, "rl.run.id") == demo.run_id)
+        return tuple(span["spanId"] for span in of_the_demo)
 
-    wait_for(arrived, bool, within_s=20)
+    def is_there() -> bool:
+        spans = len(demo.spans())  # workers may still be saying their last words
+        counts = {f"rl_loop_windows_total{of_run}": windows, f"{CALLS}{of_run}": spans}
+        return len(kept()) >= spans and all(
+            (stack.prometheus.value(f"sum({name})") or 0) >= n for name, n in counts.items()
+        )
+
+    wait_for(is_there, bool, within_s=20)
+    return Demo(demo.name, demo.path, kept(), time.time())
 
 
 def _attribute(span: dict[str, Any], key: str) -> str | None:
