@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,38 @@ from tools.stack.servers import Place, Ports, Server, check_ports, running
 COLLECTOR = "otel-collector"
 
 
+@dataclass
+class Sink:
+    """The file of what stands in for Tempo: it grows, and each line is read once."""
+
+    file: Path
+    position: int = 0
+    read: list[dict[str, Any]] = field(default_factory=list)
+
+    def spans(self) -> list[dict[str, Any]]:
+        if self.file.exists():
+            with self.file.open("rb") as file:
+                file.seek(self.position)
+                for line in file:
+                    if line.endswith(b"\n"):  # the last one may be half written
+                        self.position += len(line)
+                        self._take(json.loads(line))
+        return self.read
+
+    def _take(self, request: dict[str, Any]) -> None:
+        self.read += [
+            {**span, "resource": resource["resource"]}
+            for resource in request.get("resourceSpans", ())
+            for scope in resource["scopeSpans"]
+            for span in scope["spans"]
+        ]
+
+
 @dataclass(frozen=True)
 class Stack:
     place: Place
     servers: dict[str, Server]
+    sink: Sink
 
     @property
     def otlp(self) -> str:
@@ -40,20 +68,7 @@ class Stack:
 
     def kept_spans(self) -> list[dict[str, Any]]:
         """What arrived where Tempo would be, as OTLP JSON has spans, each with its resource."""
-        return [
-            {**span, "resource": resource["resource"]}
-            for request in self._kept("resourceSpans")
-            for resource in request
-            for scope in resource["scopeSpans"]
-            for span in scope["spans"]
-        ]
-
-    def _kept(self, signal: str) -> Iterator[list[dict[str, Any]]]:
-        file = self.servers["tempo"].home / "sink.jsonl"
-        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-        for line in lines:
-            if line.endswith("\n"):  # the last one may be half written
-                yield json.loads(line).get(signal, [])
+        return list(self.sink.spans())
 
 
 @contextlib.contextmanager
@@ -69,4 +84,4 @@ def running_stack(
     servers = place.servers()
     check_ports(place)
     with running(servers):
-        yield Stack(place, servers)
+        yield Stack(place, servers, Sink(servers["tempo"].home / "sink.jsonl"))
