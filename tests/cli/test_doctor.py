@@ -253,6 +253,19 @@ def test_a_trainer_of_another_version(doctor: Doctor, made_up: Any) -> None:
     assert text == "not observed: trl 9.9 is installed and >=1.16,<1.17 is supported"
 
 
+def test_a_trainer_that_another_one_brings(doctor: Doctor, made_up: Any, tmp_path: Path) -> None:
+    """Its version is that one's matter."""
+    made_up("0.29", "raise SystemExit('imported')")
+    info = tmp_path / "site" / "ms_swift-9.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: ms-swift\nVersion: 9.0\nRequires-Dist: TRL<0.30,>=0.15\n"
+    )
+    told = doctor().of("Trainers")
+    assert told[0] == ("note", "trl 0.29 is there for ms-swift and not observed by itself")
+    assert (told[1][0], told[1][1].startswith("not observed: ms-swift 9.0 ")) == ("bad", True)
+
+
 def test_a_trainer_whose_methods_have_changed(doctor: Doctor, made_up: Any, tmp_path: Path) -> None:
     """What the adapter says of it, from a process of its own: nothing of it is loaded here."""
     trl = "import transformers, trl.extras.profiling\nclass GRPOTrainer: pass\n"

@@ -11,7 +11,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.metadata import requires
 from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from otel_grpo.cli.checks.finding import Finding
 from otel_grpo.cli.checks.installed import version_of
@@ -60,22 +64,35 @@ def trainers() -> Iterator[Finding]:
         text = f"{DISABLED} is true: no trainer is observed; unset it"
         yield Finding(TOPIC, "bad", text)
         return
-    found = False
-    for module, contract in contracts().items():
-        number = version_of(contract.PACKAGE)
-        if number is None:
-            continue
-        found = True
+    here = {
+        module: (contract, number)
+        for module, contract in contracts().items()
+        if (number := version_of(contract.PACKAGE)) is not None
+    }
+    for module, (contract, number) in here.items():
         about = {"trainer": contract.PACKAGE, "version": number, "supported": contract.SUPPORTED}
         reason = unsupported_version(contract.PACKAGE, contract.SUPPORTED)
-        if reason is not None:
+        host = _brought_by(contract.PACKAGE, [each.PACKAGE for each, _ in here.values()])
+        if reason is not None and host is not None:
+            text = f"{contract.PACKAGE} {number} is there for {host} and not observed by itself"
+            yield Finding(TOPIC, "note", text, about)
+        elif reason is not None:
             yield Finding(TOPIC, "bad", f"not observed: {reason}", about)
         else:
             modules = (module, *getattr(contract, "LATER", ()))
             yield _hooked(modules, f"{contract.PACKAGE} {number}", about)
-    if not found:
+    if not here:
         text = f"none is installed ({', '.join(packages())}); a loop of your own needs none"
         yield Finding(TOPIC, "note", text)
+
+
+def _brought_by(package: str, trainers: list[str]) -> str | None:
+    """The trainer that needs this package itself."""
+    for trainer in trainers:
+        for requirement in requires(trainer) or ():
+            if canonicalize_name(Requirement(requirement).name) == canonicalize_name(package):
+                return trainer
+    return None
 
 
 def _hooked(modules: Sequence[str], name: str, about: dict[str, Any]) -> Finding:
@@ -97,7 +114,9 @@ def _hooked(modules: Sequence[str], name: str, about: dict[str, Any]) -> Finding
         told = json.loads(last)
     except ValueError:
         *_, why = child.stderr.strip().splitlines() or [f"exit status {child.returncode}"]
-        return Finding(TOPIC, "bad", f"{name} can't be imported: {why}", about)
+        # A part of the trainer for which a package is missing trains nothing here.
+        level = "note" if why.startswith("ModuleNotFoundError") else "bad"
+        return Finding(TOPIC, level, f"{name}: {modules[0]} can't be imported: {why}", about)
     about |= told
     if told["said"]:
         return Finding(TOPIC, "bad", f"{name}: {'; '.join(told['said'])}", about)
