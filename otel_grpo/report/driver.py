@@ -27,7 +27,7 @@ from otel_grpo.report.rows import Rows, Slice
 from otel_grpo.report.track_events import Trace, Value
 
 # Lanes that have rows of their own; a thousand asyncio tasks share those of the rest.
-_MOST_LANES = 32
+_MOST_LANES = 8
 _REST = -1
 # Rows of one kind before their order among the others is lost.
 _APART = 1000

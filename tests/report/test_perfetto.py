@@ -190,12 +190,12 @@ def test_a_phase_that_spans_windows_is_one_slice(run, picture):
 
 
 def test_many_lanes_share_the_rows_of_the_rest(run, picture):
-    """100 tasks one after the other: 32 lanes have rows of their own, the others one together."""
+    """100 tasks one after the other: 8 lanes have rows of their own, the others one together."""
     rows = [(f"s{n}", None, "reward", 10 * n, 10 * n + 5, n, 0) for n in range(100)]
     run.window(1, 0, 1_000, rows)
     found = picture(run.write())
-    assert len({s.track for s in found.named("reward")}) == 33
-    assert len(found.on("further lanes")) == 68
+    assert len({s.track for s in found.named("reward")}) == 9
+    assert len(found.on("further lanes")) == 92
 
 
 # ------------------------------------------------------------------- updates, publications, numbers
