@@ -16,7 +16,7 @@ import pytest
 
 from tests.live.files import Files
 from tests.live.panels import Viewer
-from tests.live.stage import hasten, play
+from tests.live.stage import Play, hasten, playing
 from tools.stack.ask import wait_for
 from tools.stack.stack import Stack, running_stack
 
@@ -96,19 +96,26 @@ def demos(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> dict[str, D
 
 
 @pytest.fixture(scope="session")
-def staged(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Demo]:
-    """`staged`: a run of three ranks with many faults, which ended; `killed`: what that says."""
-    home = tmp_path_factory.mktemp("stage")
+def play(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
+    """It mostly sleeps: whoever needs the demos, too, has them run beside it."""
     hasten(stack)
-    found = {path.name: Demo(path.name, path) for path in play(stack, home)}
+    with playing(stack, tmp_path_factory.mktemp("stage")) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def staged(stack: Stack, play: Play) -> dict[str, Demo]:
+    """`staged`: a run of three ranks with many faults, which ended; `killed`: what that says."""
+    found = {path.name: Demo(path.name, path) for path in play.wait()}
     windows = len(found["staged"].records())
-    counted = f'sum(rl_loop_windows_total{{rl_run_id="{found["staged"].run_id}"}})'
+    run = found["staged"].run_id
+    counted = f'sum(last_over_time(rl_loop_windows_total{{rl_run_id="{run}"}}[1h]))'
     assert wait_for(lambda: stack.prometheus.value(counted), lambda n: n == windows) == windows
     return found
 
 
 @pytest.fixture(scope="session")
-def runs(demos: dict[str, Demo], staged: dict[str, Demo]) -> dict[str, Demo]:
+def runs(play: Play, demos: dict[str, Demo], staged: dict[str, Demo]) -> dict[str, Demo]:
     """Real trainings, and the one that has what they lack."""
     return {**demos, "staged": staged["staged"]}
 

@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -61,9 +63,24 @@ def hasten(stack: Stack) -> None:
     assert len(loaded) == 6, loaded
 
 
-def play(stack: Stack, home: Path) -> tuple[Path, Path]:
-    """The directories of the faulty run, which ended, and of the one that was killed."""
-    faulty, killed = home / "staged", home / "killed"
+@dataclass(frozen=True)
+class Play:
+    """The faulty run and the one that is killed, while they go on."""
+
+    home: Path
+    processes: list[subprocess.Popen[bytes]]
+
+    def wait(self) -> tuple[Path, Path]:
+        """Their directories."""
+        statuses = [process.wait(150) for process in self.processes]
+        logs = [log.read_text() for log in sorted(self.home.glob("*.log"))]
+        assert statuses == [0] * WORLD + [-signal.SIGKILL], logs
+        return self.home / "staged", self.home / "killed"
+
+
+@contextlib.contextmanager
+def playing(stack: Stack, home: Path) -> Iterator[Play]:
+    """They run beside what is done in the block; what is left of them at its end is killed."""
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith("OTEL_")},
         "OTEL_EXPORTER_OTLP_ENDPOINT": stack.otlp,
@@ -72,23 +89,24 @@ def play(stack: Stack, home: Path) -> tuple[Path, Path]:
         "OTEL_GRPO_SAMPLE_INTERVAL": "200",
         "TORCHELASTIC_RUN_ID": "staged",  # by it ranks find their rank 0
     }
-    commands = [(faulty, str(rank), str(WORLD)) for rank in range(WORLD)] + [(killed,)]
-    with contextlib.ExitStack() as logs:
-        processes = [
-            subprocess.Popen(
-                [sys.executable, str(ROOT / "tests/live/staged.py"), *map(str, words)],
+    words = [["staged", str(rank), str(WORLD)] for rank in range(WORLD)] + [["killed"]]
+    processes = []
+    for number, (name, *ranks) in enumerate(words):
+        with (home / f"{number}.log").open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, str(ROOT / "tests/live/staged.py"), str(home / name), *ranks],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=logs.enter_context((home / f"{number}.log").open("w")),
+                stderr=log,
             )
-            for number, words in enumerate(commands)
-        ]
-        statuses = [process.wait(150) for process in processes]
-    assert statuses == [0] * WORLD + [-signal.SIGKILL], [
-        log.read_text() for log in home.glob("*.log")
-    ]
-    return faulty, killed
+        processes.append(process)
+    try:
+        yield Play(home, processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def _groups(stack: Stack) -> set[str]:
