@@ -100,8 +100,8 @@ class Batch:
         ids, labels = feature.get("input_ids"), feature.get("labels")
         if ids is None or labels is None or _on_device(ids) or _on_device(labels):
             return None
-        trained = np.asarray(labels).reshape(-1) != IGNORED
-        total, n = len(trained), int(trained.sum())
+        trained = np.asarray(labels).ravel() != IGNORED
+        total, n = len(trained), int(np.count_nonzero(trained))
         mark = self._sampled.get(id(feature))
         if mark is not None:
             return Lengths(total - mark.completion, mark.completion, 0, n)
@@ -121,7 +121,11 @@ class Batch:
             mark = self._sampled.get(id(feature))
             position = first + offset if mark is None else mark.position
             group = position // self.group_size
-            prompt = np.asarray(feature["input_ids"]).reshape(-1)[: length.prompt].tolist()
+            ids = feature["input_ids"]
+            if isinstance(ids, list):
+                prompt = ids[: length.prompt]
+            else:
+                prompt = np.asarray(ids).ravel()[: length.prompt].tolist()
             if self._prompts.setdefault(group, prompt) != prompt:
                 self.group_size = None
                 return

@@ -11,14 +11,13 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from otel_grpo.instrumentation import base
 from otel_grpo.instrumentation.base import Hook, Patches, Steps, around, when_imported
-from otel_grpo.instrumentation.twinkle import contract, remote
+from otel_grpo.instrumentation.twinkle import calls, contract
 from otel_grpo.instrumentation.twinkle.session import Session
 from otel_grpo.tracing import lifecycle
 from otel_grpo.tracing.guard import Guard
@@ -46,7 +45,6 @@ class Hooks:
         self._session: Session | None = None
         self._inside = threading.local()  # a hooked call runs on this thread
         self._before_run = Guard()
-        self._timed_class = functools.cache(remote.timed_class)
 
     # --- patching
 
@@ -152,15 +150,7 @@ class Hooks:
         self._patches.wrap(ray, "init", make)
 
     def _patch_calls(self, module: Any) -> None:
-        helper = module.RayHelper
-
-        def patch(name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-            self._patches.wrap(helper, name, lambda static: staticmethod(make(static.__func__)))
-
-        patch("_get_remote_component", self._of_timed_class)
-        patch("create_workers", lambda theirs: around(theirs, self._created, self._fault))
-        patch("execute_all_async", self._executed)
-        patch("do_get_and_collect_func", lambda theirs: around(theirs, self._lazy, self._fault))
+        calls.patch(self._patches, module.RayHelper, lambda: self._session, self._fault)
 
     def _tell_megatron(self, _: Any) -> None:
         logger.warning(
@@ -268,67 +258,3 @@ class Hooks:
         while frame is not None and frame.f_code.co_filename in between:
             frame = frame.f_back
         return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-    # --- hooks around calls to workers
-
-    def _of_timed_class(self, theirs: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(theirs)
-        def get_remote_component(component: Any) -> Any:
-            try:
-                given = self._timed_class(component)
-            except Exception as error:
-                self._fault("class", error)
-                given = component
-            return theirs(given)
-
-        return get_remote_component
-
-    def _created(self, *_: Any, **kwargs: Any) -> Steps:
-        with _their_path():
-            outcome = yield
-        session = self._session
-        if session is not None and session.run.live and outcome.error is None:
-            session.workers.watch(outcome.value, scaled=kwargs.get("mixed_precision") == "fp16")
-
-    def _executed(self, theirs: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(theirs)
-        def execute_all_async(method_name: str, workers_and_args: Any) -> Any:
-            session, given = self._session, workers_and_args
-            if session is not None and session.run.live:
-                try:
-                    given = session.workers.carried(method_name, workers_and_args)
-                except Exception as error:
-                    self._fault("carrier", error)
-            results = theirs(method_name, given)
-            if session is not None:
-                session.workers.submitted(workers_and_args, results)
-            return results
-
-        return execute_all_async
-
-    def _lazy(self, *_: Any, **__: Any) -> Steps:
-        outcome = yield
-        if self._session is not None and outcome.error is None:
-            self._session.collects(outcome.value)
-
-
-@contextlib.contextmanager
-def _their_path() -> Iterator[None]:
-    """The environment without the entry of `otel-grpo run`.
-
-    Twinkle gives each worker a copy of it, before which the path of the user's own `runtime_env` has
-    no chance; and the workers need no hook of ours.
-    """
-    before = os.environ.get("PYTHONPATH")
-    ours = str(Path(base.__file__).parent / "auto")
-    rest = [entry for entry in (before or "").split(os.pathsep) if entry and entry != ours]
-    if before is None or ours not in before.split(os.pathsep):
-        yield
-        return
-    os.environ["PYTHONPATH"] = os.pathsep.join(rest)
-    if not rest:
-        del os.environ["PYTHONPATH"]
-    try:
-        yield
-    finally:
-        os.environ["PYTHONPATH"] = before
