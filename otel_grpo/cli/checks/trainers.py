@@ -80,7 +80,11 @@ def trainers() -> Iterator[Finding]:
             yield Finding(TOPIC, "bad", f"not observed: {reason}", about)
         else:
             modules = (module, *getattr(contract, "LATER", ()))
-            yield _hooked(modules, f"{contract.PACKAGE} {number}", about)
+            name, optional = f"{contract.PACKAGE} {number}", False
+            if module in getattr(contract, "OPTIONAL", ()):
+                # A part of the trainer that needs packages which few have.
+                name, optional = f"{name}, {module}", True
+            yield _hooked(modules, name, about, optional=optional)
     if not here:
         text = f"none is installed ({', '.join(packages())}); a loop of your own needs none"
         yield Finding(TOPIC, "note", text)
@@ -95,7 +99,7 @@ def _brought_by(package: str, trainers: list[str]) -> str | None:
     return None
 
 
-def _hooked(modules: Sequence[str], name: str, about: dict[str, Any]) -> Finding:
+def _hooked(modules: Sequence[str], name: str, about: dict[str, Any], *, optional: bool) -> Finding:
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     try:
         child = subprocess.run(  # noqa: S603 - our own words
@@ -114,9 +118,8 @@ def _hooked(modules: Sequence[str], name: str, about: dict[str, Any]) -> Finding
         told = json.loads(last)
     except ValueError:
         *_, why = child.stderr.strip().splitlines() or [f"exit status {child.returncode}"]
-        # A part of the trainer for which a package is missing trains nothing here.
-        level = "note" if why.startswith("ModuleNotFoundError") else "bad"
-        return Finding(TOPIC, level, f"{name}: {modules[0]} can't be imported: {why}", about)
+        text = f"{name} can't be imported: {why}"
+        return Finding(TOPIC, "note" if optional else "bad", text, about)
     about |= told
     if told["said"]:
         return Finding(TOPIC, "bad", f"{name}: {'; '.join(told['said'])}", about)

@@ -17,6 +17,8 @@ UTILS = "swift.rlhf_trainers.utils"
 MEGATRON = "swift.megatron.trainers.grpo_trainer"
 MEGATRON_MIXIN = "swift.megatron.trainers.rollout_mixin"
 RAY = "swift.ray.megatron.grpo_trainer"
+# Trainers that need more packages than ms-swift asks for.
+OPTIONAL = (MEGATRON, RAY)
 RAY_GROUP = "swift.ray.megatron.worker_group"
 RAY_WEIGHTS = "swift.ray.megatron.checkpoint_engine.manager"
 
