@@ -77,6 +77,14 @@ def test_refused(ask, code, words):
     assert words in answer.message
 
 
+def test_secrets_are_not_repeated(ask):
+    """A receiver that shows the key that it does not like is not quoted with it."""
+    behave = abort(grpc.StatusCode.INVALID_ARGUMENT, "key 1234-abcd is bad")
+    with over_grpc(behave) as receiver:
+        answer = ask(receiver, headers="api-key=1234-abcd")
+    assert answer.message.endswith("key ... is bad")
+
+
 @pytest.mark.parametrize(
     "code", ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "ABORTED", "CANCELLED", "OUT_OF_RANGE"]
 )

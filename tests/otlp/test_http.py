@@ -218,7 +218,8 @@ def test_a_body_that_never_ends(ask):
         ("http://me:secret@nowhere.invalid:1", "failed", "dns", "http://nowhere.invalid:1/"),
         ("localhost:4318", "refused", "bad_url", "no URL such as http://localhost:4318"),
         ("ftp://localhost", "refused", "bad_url", "no URL such as"),
-        ("http://[::1", "refused", "bad_url", "no URL such as"),
+        ("http://me:secret@[::1", "refused", "bad_url", "no URL such as"),
+        ("http://me:secret@x:y", "refused", "bad_url", "no URL such as"),
     ],
 )
 def test_wrong_endpoints(ask, url, kind, reason, words):
@@ -235,6 +236,24 @@ def test_a_grpc_port(ask):
         answer = ask(receiver)
     assert (answer.kind, answer.reason) == ("failed", "not_http")
     assert "OTEL_EXPORTER_OTLP_PROTOCOL=grpc" in answer.message
+
+
+def test_secrets_are_not_repeated(ask):
+    """A receiver that shows the key that it does not like is not quoted with it."""
+    body = Status(message="key 1234-abcd is bad").SerializeToString()
+    with http(status(400, body)) as receiver:
+        answer = ask(receiver, headers="api-key=1234-abcd")
+    assert answer.message.endswith("answers 400: key ... is bad")
+
+
+def test_a_header_that_is_none(monkeypatch):
+    """What no header may hold is not sent, and not shown."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    transport = HttpTransport("traces")
+    transport._headers["api-key"] = "1234-abcd\nevil"
+    answer = transport.send(BODY, 1)
+    assert (answer.kind, answer.reason) == ("refused", "bad_header")
+    assert "1234" not in answer.message
 
 
 def test_tls(ask, monkeypatch):

@@ -34,7 +34,7 @@ def train(path: Path, environ: dict[str, str], ends: str) -> None:
                         pass
         path.with_suffix(".ready").touch()
         while not path.with_name("go").exists():
-            time.sleep(0.005)
+            time.sleep(0.02)
         path.with_suffix(".over").write_text(str(time.monotonic()))
         if ends == "by_sigterm":
             os.kill(os.getpid(), signal.SIGTERM)
@@ -43,7 +43,17 @@ def train(path: Path, environ: dict[str, str], ends: str) -> None:
 
 def main() -> None:
     told: list[dict[str, Any]] = json.load(sys.stdin)
-    for module in ("grpc", "requests", "opentelemetry.sdk.metrics.view"):
+    for module in (
+        "grpc",
+        "otel_grpo.api",
+        "otel_grpo.devices",
+        "otel_grpo.metrics.views",
+        "otel_grpo.metrics.columns",
+        "otel_grpo.otlp.limits",
+        "otel_grpo.otlp.pump",
+        "otel_grpo.otlp.sending",
+        "opentelemetry.sdk.metrics.view",
+    ):
         importlib.import_module(module)
     for name in ("http", "grpc"):
         importlib.import_module(f"otel_grpo.otlp.over_{name}")
@@ -56,7 +66,7 @@ def main() -> None:
             return
         paths[child] = path
     while not all(path.with_suffix(".ready").exists() for path in paths.values()):
-        time.sleep(0.005)
+        time.sleep(0.02)
     next(iter(paths.values())).with_name("go").touch()
     ends = {}
     for _ in told:
