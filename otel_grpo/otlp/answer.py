@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 #: The encoded size that receivers take by default, less what surrounds a message on the wire.
@@ -15,6 +16,7 @@ TOO_LARGE = "too_large"
 PARTIAL_SUCCESS = "partial_success"
 
 Signal = Literal["traces", "metrics"]
+_SHORTEST_SECRET = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,15 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Let connections go."""
+
+
+def without(secrets: Iterable[str], answer: Answer) -> Answer:
+    """The same without the values of headers, which receivers and libraries repeat in messages."""
+    message = answer.message
+    for secret in secrets:
+        if len(secret) >= _SHORTEST_SECRET:
+            message = message.replace(secret, "...")
+    return answer if message == answer.message else replace(answer, message=message)
 
 
 class SeamError(Exception):

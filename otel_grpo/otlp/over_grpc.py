@@ -13,7 +13,7 @@ import grpc
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-from otel_grpo.otlp.answer import TOO_LARGE, Answer, SeamError, shortened
+from otel_grpo.otlp.answer import TOO_LARGE, Answer, SeamError, shortened, without
 from otel_grpo.otlp.response import retry_delay_s, taken
 
 if TYPE_CHECKING:
@@ -105,15 +105,18 @@ class GrpcTransport:
         self.where = self._seam.endpoint
 
     def send(self, body: bytes, timeout_s: float) -> Answer:
+        return without((value for _, value in self._seam.headers), self._send(body, timeout_s))
+
+    def close(self) -> None:
+        self._seam.channel.close()
+
+    def _send(self, body: bytes, timeout_s: float) -> Answer:
         try:
             # No serializers: bytes go and bytes come.
             answer = self._call(body, timeout=timeout_s, metadata=self._seam.headers)
         except grpc.RpcError as error:
             return self._failure(error)
         return taken(self._signal, answer, self.where)
-
-    def close(self) -> None:
-        self._seam.channel.close()
 
     def _connect(self) -> None:
         self._seam = _Seam.of(self.exporter)

@@ -25,7 +25,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import NameResolutionError, NewConnectionError
 
-from otel_grpo.otlp.answer import TOO_LARGE, Answer, SeamError, shortened
+from otel_grpo.otlp.answer import TOO_LARGE, Answer, SeamError, shortened, without
 from otel_grpo.otlp.response import status_message, taken
 
 if TYPE_CHECKING:
@@ -90,6 +90,12 @@ class HttpTransport:
         self.where = _without_secrets(seam.endpoint)
 
     def send(self, body: bytes, timeout_s: float) -> Answer:
+        return without(self._headers.values(), self._send(body, timeout_s))
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _send(self, body: bytes, timeout_s: float) -> Answer:
         try:
             response = self._session.post(
                 self._endpoint,
@@ -110,9 +116,6 @@ class HttpTransport:
             except (urllib3.exceptions.HTTPError, OSError):
                 answer = b""  # its status was read
             return self._answer(response, answer)
-
-    def close(self) -> None:
-        self._session.close()
 
     def _answer(self, response: requests.Response, body: bytes) -> Answer:
         status = response.status_code
@@ -161,9 +164,12 @@ class HttpTransport:
         if isinstance(error, exceptions.ConnectionError) or caused_by(HTTPException):
             told = f"{where} ends the connection without an answer"
             return Answer("failed", "connection_lost", told, sent=True)
-        if isinstance(error, ValueError):  # what requests says of a bad URL or header
-            told = "is no URL such as http://localhost:4318, or a header is malformed"
-            return Answer("refused", "bad_url", f"{where} {told} ({shortened(error)})")
+        if isinstance(error, exceptions.InvalidHeader):
+            told = "OTEL_EXPORTER_OTLP_HEADERS holds what no header may hold"
+            return Answer("refused", "bad_header", f"{where}: {told}")
+        if isinstance(error, ValueError):  # its text may repeat a password
+            told = "is no URL such as http://localhost:4318"
+            return Answer("refused", "bad_url", f"{where} {told}")
         return Answer("refused", "tls", f"{where}: {shortened(error)}")  # a certificate's file
 
 
