@@ -30,6 +30,7 @@ def test_reference_shape(lazy):
     files, summary = lazy.files, lazy.files.summary
     assert Counter(record["kind"] for record in files.records) == REFERENCE["records"]
     assert files.windows() == ["complete"] * 3
+    assert summary["status"] == "completed"
     assert summary["groups"] == REFERENCE["groups"]
     assert summary["samples"]["generated"] == REFERENCE["samples_generated"]
     assert summary["samples"]["consumed"] == REFERENCE["samples_generated"]
