@@ -1,4 +1,7 @@
-"""What 1,024 ranks cost the collector and what stands behind it. Where the servers are not built: nothing."""
+"""What a large job costs the servers of the live view, and what it loses when one is away.
+
+Where the servers are not built: nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +14,34 @@ from benchmarks.table import Row
 
 
 def rows(**_: Any) -> Iterator[Row]:
-    executable = ROOT / ".venv" / "live" / "bin" / "python"
-    if not executable.exists():
-        yield Row("1,024 ranks into the stack", "the live view is not here: make test-live")
+    killed = _ask("benchmarks.stack_killed")
+    what = "gateway killed for 60 s in a TRL run behind an agent"
+    if not killed:
+        yield Row(what, "its servers are not built: make test-live", "all arrives")
         return
-    said = python("-m", "benchmarks.stack_load", executable=str(executable))
-    found = json.loads(said.splitlines()[-1])
-    if not found:
-        yield Row("1,024 ranks into the stack", "its servers are not built: make test-live")
-        return
-    what = "{ranks:,} ranks, {iterations} iterations, as fast as it is taken".format_map(found)
     yield Row(
         what,
+        "{lost} of {spans} spans lost, {twice} twice; {counted:.0f} of {tokens} tokens".format_map(
+            killed
+        ),
+        "all arrives",
+        not killed["lost"] and killed["counted"] == killed["tokens"],
+    )
+    yield from _load(_ask("benchmarks.stack_load"))
+
+
+def _load(found: dict[str, Any]) -> Iterator[Row]:
+    yield Row(
+        "{ranks:,} ranks, {iterations} iterations, as fast as it is taken".format_map(found),
         "{points:,} samples, {spans:,} spans in {seconds:.0f} s".format_map(found),
         "nothing lost",
         not found["lost_points"] and not found["lost_spans"],
     )
     yield Row(
         "  lost on the way",
-        "{lost_points:,} samples, {lost_spans:,} spans, {twice:,} spans twice".format_map(found),
+        "{lost_points:.0f} s of counted time, {lost_spans:,} spans; {twice:,} spans twice".format_map(
+            found
+        ),
     )
     yield Row(
         "  samples/s, spans/s",
@@ -43,3 +55,14 @@ def rows(**_: Any) -> Iterator[Row]:
         "  memory at its peak",
         ", ".join(f"{name} {value >> 20} MB" for name, value in found["memory"].items()),
     )
+
+
+def _ask(module: str) -> dict[str, Any]:
+    """What it measures in the environment of the live view; {} where that is not here."""
+    executable = ROOT / ".venv" / "live" / "bin" / "python"
+    if not executable.exists():
+        return {}
+    found: dict[str, Any] = json.loads(
+        python("-m", module, executable=str(executable)).splitlines()[-1]
+    )
+    return found
