@@ -62,6 +62,7 @@ def megatron_module(mixin):
 
     class MegatronGRPOTrainer:
         steps_per_generation, num_generations, beta, vllm_mode = 2, 2, 0.1, "colocate"
+        overlong_filter = False
 
         def __init__(self, iterations):
             self.iterations = iterations

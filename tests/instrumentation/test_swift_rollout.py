@@ -9,6 +9,7 @@ import pytest
 from otel_grpo.instrumentation.ms_swift.rollout import (
     Discarded,
     Lengths,
+    first_of,
     not_needed,
     read_batch,
     read_lengths,
@@ -25,13 +26,11 @@ def sample(labels=(), turns=(), masks=(), *, prompt_id="prompt_0", truncated=Fal
     )
 
 
-def trainer(*, process=0, parallel=1, dynamic=False, overlong=False):
+def trainer(*, process=0, parallel=1, dynamic=False):
     return SimpleNamespace(
         accelerator=SimpleNamespace(process_index=process),
         template=SimpleNamespace(sequence_parallel_size=parallel),
         dynamic_num_samples=dynamic,
-        overlong_filter=overlong,
-        num_generations=2,
     )
 
 
@@ -68,36 +67,37 @@ def test_a_tensor_is_not_read():
         read_lengths(given)
 
 
-def chunks(*sizes):
-    return [[sample([-100, 5], [[5]]) for _ in range(size)] for size in sizes]
+def made(n):
+    return [sample([-100, 5], [[5]]) for _ in range(n)]
 
 
 def test_places_of_a_process():
     """The second process's samples follow the first's; a group may lie across both."""
-    batch = read_batch(chunks(1, 2), trainer(process=1))
-    assert (batch.first, batch.sizes, batch.groups) == (3, [1, 2], [1, 2, 2])
+    assert first_of(3, trainer(process=1)) == 3
+    columns, _ = read_batch(made(3), first=3, group_size=2, drops_truncated=False)
+    assert columns["group_ids"] == [1, 2, 2]
 
 
 def test_places_of_a_sequence_parallel_group():
     """Both processes of a group name the same samples: those of the whole group."""
-    second, third = (read_batch(chunks(4), trainer(process=p, parallel=2)) for p in (2, 3))
-    assert second == third
-    assert second.first == 4
+    assert [first_of(4, trainer(process=p, parallel=2)) for p in range(4)] == [0, 0, 4, 4]
 
 
 def test_samples_of_one_trajectory_are_grouped_by_their_prompt():
     """Their places mean nothing."""
-    made = [[sample([5], [[5]], prompt_id=f"prompt_{n}") for n in (3, 3, 7)]]
-    batch = read_batch(made, trainer(process=1, dynamic=True))
-    assert (batch.first, batch.groups) == (0, [3, 3, 7])
+    assert first_of(3, trainer(process=1, dynamic=True)) == 0
+    samples = [sample([5], [[5]], prompt_id=f"prompt_{n}") for n in (3, 3, 7)]
+    columns, _ = read_batch(samples, first=0, group_size=None, drops_truncated=False)
+    assert columns["group_ids"] == [3, 3, 7]
 
 
 def test_overlong_samples_train_nothing():
     """Of a truncated sample no token is in the loss."""
-    made = [[sample([-100, 5], [[5]], truncated=cut) for cut in (True, False)]]
-    batch = read_batch(made, trainer(overlong=True))
-    assert batch.column("trained") == [0, 1]
-    assert batch.column("completion") == [1, 1]
+    samples = [sample([-100, 5], [[5]], truncated=cut) for cut in (True, False)]
+    columns, truncated = read_batch(samples, first=0, group_size=2, drops_truncated=True)
+    assert columns["trained_lengths"] == [0, 1]
+    assert columns["completion_lengths"] == [1, 1]
+    assert truncated == [True, False]
 
 
 def generation(*lengths):

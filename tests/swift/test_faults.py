@@ -157,7 +157,7 @@ def test_a_broken_plugin_harms_nothing(swift, folder, tmp_path, monkeypatch):
         if hasattr(Session, name):
             monkeypatch.setattr(Session, name, broken)
     monkeypatch.setenv("OTEL_GRPO_RUN_DIR", str(tmp_path / "run"))
-    # After a training that failed ms-swift puts back the variables that it found: those of that test.
+    # Said, because a training that failed in this process may have left it as it was there.
     monkeypatch.setenv("OTEL_GRPO_STRICT", "false")
     otel_grpo.instrument()
     try:

@@ -7,6 +7,7 @@ them names them, and they are united by their place among all. Rollouts are vLLM
 from __future__ import annotations
 
 import sys
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -222,23 +223,23 @@ class MegatronSession(WindowSession):
         iteration, trainer = self._iteration, self.trainer
         assert iteration is not None
         samples = [sample for batch in self._batches for sample in batch]
-        lengths = [rollout.read_lengths(sample) for sample in samples]
-        n, data_rank = len(samples), int(self.mpu.get_data_parallel_rank())
-        first = data_rank * n
+        n = len(samples)
+        first = int(self.mpu.get_data_parallel_rank()) * n
         self._rollouts += 1
         # Each process of a model-parallel group made its part of the group's samples.
         iteration.generated(self._rollouts, n, first=first)
-        known = iteration.consumed(
+        known = iteration.consumed_unread(
             self._rollouts,
-            prompt_lengths=[each.prompt for each in lengths],
-            completion_lengths=[each.completion for each in lengths],
-            environment_lengths=[each.environment for each in lengths],
-            trained_lengths=[each.trained for each in lengths],
-            truncated=[bool(sample.is_truncated) for sample in samples],
-            groups=[place // trainer.num_generations for place in range(first, first + n)],
+            n,
+            partial(
+                rollout.read_batch,
+                samples,
+                first=first,
+                group_size=trainer.num_generations,
+                drops_truncated=trainer.overlong_filter,
+            ),
+            version=self._applied,
             first=first,
-            versions=self._applied,
-            trainer_version=self._applied,
         )
         size = n // trainer.steps_per_generation
         self._slices = [known[at : at + size] for at in range(0, n, size)]

@@ -7,6 +7,7 @@ each call of its workers, and knows that a step was made once all of them have a
 from __future__ import annotations
 
 import sys
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -179,18 +180,17 @@ class RaySession(WindowSession):
             name = f"{self._rollouts}.{again}" if again else self._rollouts
             iteration.generated(name, len(made))
         samples = [sample for chunk in self._encoded for sample in chunk]
-        lengths = [rollout.read_lengths(sample) for sample in samples]
-        size = self.trainer.num_generations
-        known = iteration.consumed(
+        known = iteration.consumed_unread(
             self._rollouts,
-            prompt_lengths=[each.prompt for each in lengths],
-            completion_lengths=[each.completion for each in lengths],
-            environment_lengths=[each.environment for each in lengths],
-            trained_lengths=[each.trained for each in lengths],
-            truncated=[bool(sample.is_truncated) for sample in samples],
-            groups=[place // size for place in range(len(samples))],
-            versions=self._applied,
-            trainer_version=self._applied,
+            len(samples),
+            partial(
+                rollout.read_batch,
+                samples,
+                first=0,
+                group_size=self.trainer.num_generations,
+                drops_truncated=False,
+            ),
+            version=self._applied,
         )
         start = 0
         for chunk in self._encoded:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 # The label of a token that the loss leaves out.
@@ -28,50 +27,50 @@ class Discarded(NamedTuple):
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """The samples that this process trains on, micro-batch after micro-batch.
-
-    `first` is the index of the first one among those of all processes, `sizes` are those of the
-    micro-batches.
-    """
-
-    lengths: list[Lengths]
-    truncated: list[bool]
-    groups: list[int]
-    first: int
-    sizes: list[int]
-
-    def column(self, name: str) -> list[int]:
-        """One number for each sample."""
-        return [getattr(each, name) for each in self.lengths]
+Columns = dict[str, list[int] | None]
 
 
-def read_batch(chunks: Sequence[Sequence[Any]], trainer: Any) -> Rollout:
-    """The counts of the encoded samples of each micro-batch.
+def first_of(n: int, trainer: Any) -> int:
+    """Index of the first of `n` samples that this process trains on, among those of all processes.
 
     ms-swift puts the samples of its processes behind each other, as many of each. Processes of one
-    sequence-parallel group train on the same ones, those of the whole group. A scheduler that makes
-    several samples of one trajectory gives each process what it gives: then places mean nothing,
-    and a group is what has the same prompt.
+    sequence-parallel group train on the same ones, those of the whole group. Where a scheduler makes
+    several samples of one trajectory each process has what it gets: places mean nothing there.
     """
-    samples = [sample for chunk in chunks for sample in chunk]
+    if trainer.dynamic_num_samples:
+        return 0
+    return int(trainer.accelerator.process_index // trainer.template.sequence_parallel_size * n)
+
+
+def read_batch(
+    samples: Sequence[Any], *, first: int, group_size: int | None, drops_truncated: bool
+) -> tuple[Columns, list[bool]]:
+    """Columns of a record of encoded samples, and whether each was cut off.
+
+    Not on the thread that trains.
+
+    Args:
+        samples: in the order in which they are trained on.
+        first: index of the first one among those of all processes.
+        group_size: completions of a prompt; None: a group is what has the same prompt.
+        drops_truncated: the loss leaves truncated samples out: nothing of them is trained.
+    """
     lengths = [read_lengths(sample) for sample in samples]
     truncated = [bool(sample.is_truncated) for sample in samples]
-    if trainer.overlong_filter:
-        lengths = [
-            each._replace(trained=0) if cut else each
-            for each, cut in zip(lengths, truncated, strict=True)
-        ]
-    if trainer.dynamic_num_samples:
-        first = 0
+    trained = [each.trained for each in lengths]
+    if drops_truncated:
+        trained = [0 if cut else n for n, cut in zip(trained, truncated, strict=True)]
+    if group_size is None:
         groups = [int(sample.prompt_id.rpartition("_")[2]) for sample in samples]
     else:
-        parallel = trainer.template.sequence_parallel_size
-        first = trainer.accelerator.process_index // parallel * len(samples)
-        size = trainer.num_generations
-        groups = [place // size for place in range(first, first + len(samples))]
-    return Rollout(lengths, truncated, groups, first, [len(chunk) for chunk in chunks])
+        groups = [place // group_size for place in range(first, first + len(samples))]
+    return {
+        "prompt_lengths": [each.prompt for each in lengths],
+        "completion_lengths": [each.completion for each in lengths],
+        "environment_lengths": [each.environment for each in lengths],
+        "trained_lengths": trained,
+        "group_ids": groups,
+    }, truncated
 
 
 def read_lengths(sample: Any) -> Lengths:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from otel_grpo import semconv
@@ -248,36 +249,27 @@ class Session(LoopSession):
                 self._generations, self._valid, process=process, size=size
             ):
                 iteration.discarded(reason, n, tokens=tokens)
-        batch = rollout.read_batch(self._chunks, trainer)
-        known = iteration.consumed(
+        samples = [sample for chunk in self._chunks for sample in chunk]
+        first = rollout.first_of(len(samples), trainer)
+        known = iteration.consumed_unread(
             number,
-            prompt_lengths=batch.column("prompt"),
-            completion_lengths=batch.column("completion"),
-            environment_lengths=batch.column("environment"),
-            trained_lengths=batch.column("trained"),
-            truncated=batch.truncated,
-            groups=batch.groups,
-            first=batch.first,
-            versions=self._written_by,
-            trainer_version=self._applied,
+            len(samples),
+            partial(
+                rollout.read_batch,
+                samples,
+                first=first,
+                group_size=None if trainer.dynamic_num_samples else trainer.num_generations,
+                drops_truncated=trainer.overlong_filter,
+            ),
+            version=self._written_by,
+            first=first,
         )
-        self._slices = []
-        start = 0
-        for size in batch.sizes:
-            self._slices.append(known[start : start + size])
-            start += size
-        self._count_overlong(batch)
-
-    def _count_overlong(self, batch: rollout.Rollout) -> None:
-        """Samples that the loss leaves out because they were cut off; one of those that share them."""
-        assert self._iteration is not None
-        parallel = self.trainer.template.sequence_parallel_size
-        if not self.trainer.overlong_filter or self.trainer.accelerator.process_index % parallel:
-            return
-        cut = [
-            each.completion
-            for each, truncated in zip(batch.lengths, batch.truncated, strict=True)
-            if truncated
-        ]
-        if cut:
-            self._iteration.discarded("overlong", len(cut), tokens=sum(cut))
+        self._slices, start = [], 0
+        for chunk in self._chunks:
+            self._slices.append(known[start : start + len(chunk)])
+            start += len(chunk)
+        if trainer.overlong_filter and not process % trainer.template.sequence_parallel_size:
+            # Of processes that share these samples one says what the loss leaves out.
+            cut = [rollout.written(sample) for sample in samples if sample.is_truncated]
+            if cut:
+                iteration.discarded("overlong", len(cut), tokens=sum(cut))
