@@ -88,12 +88,16 @@ class LoopSession(WindowSession):
 
     def train_begins(self) -> None:
         """Also called when the trainer starts over with smaller batches after running out of memory."""
-        state = self.trainer.state
-        if state.global_step:
-            self.run.resumed(optimizer_step=state.global_step, tokens=state.num_input_tokens_seen)
+        if self.trainer.state.global_step:
+            self.run.resumed(**self._restored())
         self.close_window(error=RuntimeError("the training loop started over"))
         self._policy = self._advantage = self._reward = None
         self._slices, self._slice, self._in_step = [], None, False
+
+    def _restored(self) -> dict[str, int]:
+        """What the trainer knows of the session before."""
+        state = self.trainer.state
+        return {"optimizer_step": state.global_step, "tokens": state.num_input_tokens_seen}
 
     def optimizer_stepped(self) -> None:
         """The step is over on this process; what other callbacks do next is not part of it."""

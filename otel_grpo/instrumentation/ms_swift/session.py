@@ -53,6 +53,10 @@ class Session(LoopSession):
     def _nominal(self) -> int | None:
         return None if self.trainer.dynamic_num_samples else super()._nominal()
 
+    def _restored(self) -> dict[str, int]:
+        # It does not count tokens: the state's number of them stays 0.
+        return {"optimizer_step": self.trainer.state.global_step}
+
     # --- windows and publications
 
     def _publish_at_end(self, applied_ns: int) -> None:
@@ -243,7 +247,7 @@ class Session(LoopSession):
             iteration.generated(name, len(samples), first=first)
         if not consumed:
             return
-        if self._valid:
+        if self._valid and not trainer.dynamic_num_samples:
             size = trainer.args.generation_batch_size
             for reason, n, tokens in rollout.not_needed(
                 self._generations, self._valid, process=process, size=size
