@@ -12,7 +12,7 @@ from pathlib import Path
 
 from otel_grpo.records.clocks import WorkerClock
 from otel_grpo.records.model import Call, Joined
-from otel_grpo.records.reader import Torn, read_workers
+from otel_grpo.records.reader import BadLine, Torn, read_workers
 from otel_grpo.records.spans import Span, plain, read_spans
 from otel_grpo.report.index import Index
 from otel_grpo.report.rows import Rows, Slice
@@ -155,6 +155,8 @@ def spans_of(path: Path, attempt: int) -> Iterator[tuple[Span, int | None]]:
         for resource in line.value.resource_spans:
             for scope in resource.scope_spans:
                 for span in scope.spans:
+                    if not (span.start_time_unix_nano + span.end_time_unix_nano).isdecimal():
+                        raise BadLine(path, line.line.number, "has an instant that is no number")
                     if span.name != SPAN_RUN:
                         yield span, plain(span.attributes).get(ITERATION)
 

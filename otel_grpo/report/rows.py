@@ -43,7 +43,9 @@ class Rows:
         self._waiting: list[Slice] = []
 
     def add(self, each: Slice) -> None:
-        """Take in a slice; it is drawn by the next `flush`."""
+        """Take in a slice; it is drawn by the next `flush`. One that ends too early has no length."""
+        if each.end_ns < each.start_ns:
+            each = each._replace(end_ns=each.start_ns)
         self._waiting.append(each)
 
     def mark(self, at_ns: int, name: str, args: Args) -> None:

@@ -34,6 +34,7 @@ from otel_grpo.records.model import (
     WindowOpened,
     World,
 )
+from otel_grpo.records.reader import BadLine
 from otel_grpo.report.perfetto import draw
 from otel_grpo.testing import FakeClock, recorded_run
 
@@ -354,6 +355,23 @@ def test_ranks_show_their_phases(run, picture):
     assert [(s.start_ns - ORIGIN, s.end_ns - ORIGIN) for s in ours] == [
         (0, 100), (10, 40), (20, 30), (25, 28),
     ]  # fmt: skip
+
+
+def test_an_instant_that_is_no_number_is_a_bad_line(run, picture):
+    """The file and the line are named."""
+    run.say("trainer-1-20.jsonl", Joined, *joined("trainer-1", "boot-a", rank=1))
+    spans_file(run, "trainer-1-20.jsonl", [("b", "a", "rl.sample", 10, 40, "generation", 1)])
+    path = run.path / "spans" / "trainer-1-20.jsonl"
+    path.write_text(path.read_text().replace(str(ORIGIN + 10), "soon"))
+    with pytest.raises(BadLine, match=r"trainer-1-20.jsonl:1: has an instant that is no number"):
+        picture(run.write())
+
+
+def test_what_ends_before_it_starts_has_no_length(run, picture):
+    """The audit tells of such a row; the picture stays whole."""
+    run.window(1, 0, 100, [("a", None, "data", 50, 40, 0, 0), ("b", None, "data", 60, 70, 0, 0)])
+    found = picture(run.write()).named("data")
+    assert [(s.start_ns - ORIGIN, s.end_ns - ORIGIN) for s in found] == [(50, 50), (60, 70)]
 
 
 # ----------------------------------------------------------------------------- runs without an end
