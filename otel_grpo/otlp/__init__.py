@@ -6,13 +6,14 @@ counted and left out. Libraries are imported when `live` finds that something is
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
 from otel_grpo.tracing.guard import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from opentelemetry.metrics import MeterProvider
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["live"]
 
+_FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 _EXTRAS = {"http/protobuf": "otlp", "grpc": "otlp-grpc"}
 
 
@@ -68,9 +70,10 @@ def _transport(
         return None
     try:
         if protocol == "grpc":
-            from otel_grpo.otlp.over_grpc import GrpcTransport
+            with _no_fork_handlers():
+                from otel_grpo.otlp.over_grpc import GrpcTransport
 
-            return GrpcTransport(signal)
+                return GrpcTransport(signal)
         from otel_grpo.otlp.over_http import HttpTransport
 
         return HttpTransport(signal)
@@ -86,3 +89,20 @@ def _transport(
     except Exception as error:  # a variable that the exporter can't read, or its own change
         logger.warning("otel-grpo: no %s are sent by OTLP (training goes on): %s", signal, error)
     return None
+
+
+@contextlib.contextmanager
+def _no_fork_handlers() -> Iterator[None]:
+    """For the import of gRPC and its first use, which is when it decides about them.
+
+    They are for children that go on to use the channels of their parent; ours never do. A child that
+    is forked during a call can hang in them for good: a worker of a data loader, and so the training.
+    """
+    if _FORK_SUPPORT in os.environ:  # the user knows better
+        yield
+        return
+    os.environ[_FORK_SUPPORT] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(_FORK_SUPPORT, None)

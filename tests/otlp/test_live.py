@@ -16,7 +16,7 @@ from opentelemetry import context as otel_context, metrics as otel_metrics, trac
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMetricReader
-from receivers import RESOURCE, Reply, free_port, http, over_grpc, span
+from receivers import RESOURCE, Reply, free_port, hang, http, over_grpc, raw, span
 
 import otel_grpo.otlp
 from otel_grpo import semconv
@@ -385,6 +385,40 @@ def test_a_forked_child_sends_nothing(make):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert close(one)["otlp_spans"].written == 10
     assert receiver.spans.total() == 10
+
+
+def test_grpc_has_no_part_in_a_fork():
+    """Its own handlers, in which a child can hang for good, are not there; the variable is as it was."""
+    code = """
+        import os, threading, time
+        from otel_grpo.otlp import live
+        from otel_grpo.tracing.guard import Guard
+        one = live(Guard())
+        assert "GRPC_ENABLE_FORK_SUPPORT" not in os.environ
+        transport = one._pumps[0]._transport
+        threading.Thread(target=transport.send, args=(b"", 10), daemon=True).start()
+        time.sleep(0.2)
+        for _ in range(3):
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+    """
+    with raw(hang) as receiver:
+        environ = {
+            **os.environ,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+        }
+        child = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environ,
+            timeout=60,
+        )
+    assert child.stderr == ""  # else it says which handlers it left out
 
 
 def test_the_loss_is_told_once(make, caplog):
