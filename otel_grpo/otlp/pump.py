@@ -236,21 +236,22 @@ class Pump:
         if self._circuit.hopeless():
             self._settle(n, dropped=n, reason=self._last)
             return
+        body: bytes | None = None
         try:
-            body: bytes | None = self._encode(items)
-            if body is not None and len(body) > self._limit:
-                if n > 1:
-                    self._halve(items)
-                    return
+            body = self._encode(items)
+            fits = len(body) <= self._limit
+            if not fits and n == 1:
                 body = None if self._cut is None else self._cut(items[0], self._limit)
         except BaseException as error:
             if n > 1:
-                self._halve(items)
+                fits = False  # each alone: only those that can't be encoded are lost
             else:
                 self._report(error)
                 self._settle(n, dropped=n, reason=ERROR)
-            return
-        if body is None:
+                return
+        if not fits and n > 1:
+            self._halve(items)
+        elif body is None:
             self._drop_too_large()
         else:
             self._send(items, body)
@@ -276,6 +277,8 @@ class Pump:
             if answer.kind == "taken":
                 self._taken_by_receiver(n, answer)
                 return
+            if answer.kind != "failed":
+                self._circuit.well()
             if answer.kind == "refused":
                 self._settle(n, dropped=n, reason=answer.reason)
                 self._tell(answer.reason, answer.message)

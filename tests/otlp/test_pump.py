@@ -245,6 +245,22 @@ def test_a_fault_of_ours(notes):
     assert notes.errors == [("otlp_test", "OSError('what')")]
 
 
+def test_a_fault_of_ours_in_a_half(notes):
+    """What was settled before it is not sent again."""
+
+    def fail(_):
+        raise OSError("what")
+
+    script = Script(TAKEN, fail, TAKEN)
+    pump = notes.pump(script)
+    pump._limit = 5
+    put(pump, 20)
+    assert closed(pump) == SinkCounts(
+        created=20, written=15, dropped=5, reasons={"error": 5}, unconfirmed=0
+    )
+    assert [len(body) for body in script.bodies] == [5, 5, 5, 5]
+
+
 def test_closed_during_a_request_that_hangs(notes):
     """What was sent is unconfirmed, what was not is dropped, and a late answer changes nothing."""
     release = threading.Event()
