@@ -11,13 +11,11 @@ import os
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from otel_grpo.instrumentation.base import when_imported
+from otel_grpo.instrumentation.base import Providers, when_imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
-
-    from opentelemetry.sdk.trace import TracerProvider
 
 __all__ = ["instrument", "uninstrument"]
 
@@ -37,7 +35,7 @@ ADAPTERS = MappingProxyType(
 
 
 class Adapter(Protocol):
-    """The patches of one trainer: `Hooks(provider)` of its module."""
+    """The patches of one trainer: `Hooks(providers)` of its module."""
 
     def apply(self, module: ModuleType) -> None:
         """Patch the trainer, or tell why not."""
@@ -50,21 +48,21 @@ _applied: dict[str, Adapter] = {}
 _enabled = False
 
 
-def instrument(*, provider: Callable[[], TracerProvider | None] | None = None) -> None:
+def instrument(*, providers: Callable[[], Providers] = Providers) -> None:
     """Observe every supported trainer that this process has imported or will import.
 
-    A second call changes nothing. `provider`, asked when a training starts, gives the tracer provider
-    that the run shares; by default each run has a private one.
+    A second call changes nothing. `providers`, asked when a training starts, gives those that the run
+    shares; by default each run has private ones.
     """
     if _enable():
         for trainer in ADAPTERS:
-            when_imported(trainer, functools.partial(_patch, trainer, provider))
+            when_imported(trainer, functools.partial(_patch, trainer, providers))
 
 
 def imported(module: ModuleType) -> None:
     """Observe the trainer whose module was imported just now; others may be half imported."""
     if _enable():
-        _patch(module.__name__, None, module)
+        _patch(module.__name__, Providers, module)
 
 
 def _enable() -> bool:
@@ -73,12 +71,10 @@ def _enable() -> bool:
     return _enabled
 
 
-def _patch(
-    trainer: str, provider: Callable[[], TracerProvider | None] | None, module: ModuleType
-) -> None:
+def _patch(trainer: str, providers: Callable[[], Providers], module: ModuleType) -> None:
     if not _enabled or trainer in _applied:
         return
-    hooks: Adapter = importlib.import_module(ADAPTERS[trainer]).Hooks(provider)
+    hooks: Adapter = importlib.import_module(ADAPTERS[trainer]).Hooks(providers)
     hooks.apply(module)
     _applied[trainer] = hooks
 

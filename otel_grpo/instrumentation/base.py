@@ -12,14 +12,25 @@ import inspect
 import logging
 from collections.abc import Callable, Generator, Iterable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import wrapt
 from packaging.specifiers import SpecifierSet
 
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.sdk.trace import TracerProvider
+
 logger = logging.getLogger("otel_grpo")
 
 _ABSENT: Any = object()
+
+
+class Providers(NamedTuple):
+    """Of the user; None: the run has one of its own."""
+
+    tracer: TracerProvider | None = None
+    meter: MeterProvider | None = None
 
 
 class Outcome(NamedTuple):

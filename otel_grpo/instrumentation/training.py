@@ -8,14 +8,11 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
-from otel_grpo.instrumentation.base import Hook, Patches, Steps, around
+from otel_grpo.instrumentation.base import Hook, Patches, Providers, Steps, around
 from otel_grpo.instrumentation.windows import WindowSession
 from otel_grpo.tracing.guard import Guard
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
 
 logger = logging.getLogger("otel_grpo")
 
@@ -37,8 +34,8 @@ class TrainingHooks(ABC, Generic[S]):
     # The trainer whose training is observed, by whichever adapter.
     _observed: ClassVar[Any] = None
 
-    def __init__(self, provider: Callable[[], TracerProvider | None] | None = None) -> None:
-        self._provider = provider
+    def __init__(self, providers: Callable[[], Providers] = Providers) -> None:
+        self._providers = providers
         self._patches = Patches()
         self._session: S | None = None
         self._before_run = Guard()
@@ -130,13 +127,15 @@ class TrainingHooks(ABC, Generic[S]):
     def _begin(self, trainer: Any) -> S | None:
         from otel_grpo import __version__, start_run
 
+        providers = self._providers()
         run = start_run(
             trainer=self.system,
             trainer_version=importlib.metadata.version(self.package),
             adapter_version=__version__,
             algorithm="grpo",
             **self.run_options(trainer),
-            tracer_provider=self._provider() if self._provider else None,
+            tracer_provider=providers.tracer,
+            meter_provider=providers.meter,
         )
         if not run.live:
             return None

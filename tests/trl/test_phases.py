@@ -254,12 +254,16 @@ def test_in_a_shared_provider_the_users_spans_are_below_ours(trl, tmp_path, monk
     """What `opentelemetry-instrument` loads; the files are the same."""
     import tiny
     from opentelemetry import trace
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     from otel_grpo.instrumentation.trl import TrlInstrumentor
 
+    reader = InMemoryMetricReader()
+    meters = MeterProvider([reader])
     exported, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exported))
     tracer = provider.get_tracer("the user's")
@@ -270,7 +274,7 @@ def test_in_a_shared_provider_the_users_spans_are_below_ours(trl, tmp_path, monk
 
     monkeypatch.setenv("OTEL_GRPO_RUN_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("OTEL_GRPO_STRICT", "true")
-    TrlInstrumentor().instrument(tracer_provider=provider)
+    TrlInstrumentor().instrument(tracer_provider=provider, meter_provider=meters)
     try:
         trainer(tmp_path, max_steps=1, reward=[reward]).train()
     finally:
@@ -283,6 +287,15 @@ def test_in_a_shared_provider_the_users_spans_are_below_ours(trl, tmp_path, monk
     files = audited(tmp_path / "run")
     (window,) = files.of("rollout")
     assert window["attributes"]["foreign_spans"] == 1
+    (samples,) = (
+        metric
+        for resource in reader.get_metrics_data().resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        if metric.name == "rl.sample.samples"
+    )
+    (point,) = samples.data.data_points
+    assert point.value == window["metrics"]["samples.consumed"]
     assert trace.get_current_span() is trace.INVALID_SPAN
 
 
@@ -334,3 +347,23 @@ def test_a_broken_hook_harms_nothing(trl, tmp_path, monkeypatch):
     assert errors["trl.hook._generate"] == 2
     assert errors["trl.hook.training_step"] == 2
     assert errors["trl.callback"] >= 4
+
+
+def test_steps_of_an_iteration(observed, tmp_path):
+    """Few functions of ours on the thread that trains: there no cache holds them, each is its cost."""
+    import sys
+
+    from transformers import TrainerCallback
+
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call" and "/otel_grpo/" in frame.f_code.co_filename
+
+    class Counter(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            sys.setprofile(count if state.global_step == 2 else None)
+
+    trainer(tmp_path, callbacks=[Counter()], max_steps=4).train()
+    assert 100 < calls < 500

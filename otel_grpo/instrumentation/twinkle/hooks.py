@@ -13,17 +13,14 @@ import sys
 import threading
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from otel_grpo.instrumentation import base
-from otel_grpo.instrumentation.base import Hook, Patches, Steps, around, when_imported
+from otel_grpo.instrumentation.base import Hook, Patches, Providers, Steps, around, when_imported
 from otel_grpo.instrumentation.twinkle import calls, contract
 from otel_grpo.instrumentation.twinkle.session import Session
 from otel_grpo.tracing import lifecycle
 from otel_grpo.tracing.guard import Guard
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
 
 logger = logging.getLogger("otel_grpo")
 
@@ -36,8 +33,8 @@ _MEGATRON = "twinkle.model.megatron.megatron"
 class Hooks:
     """The patches in one process, and its session from the first hooked call on."""
 
-    def __init__(self, provider: Callable[[], TracerProvider | None] | None = None) -> None:
-        self._provider = provider
+    def __init__(self, providers: Callable[[], Providers] = Providers) -> None:
+        self._providers = providers
         self._patches = Patches()
         self._active = False
         self._infra: Any = None
@@ -186,12 +183,14 @@ class Hooks:
             return None
         # A driver of Ray trains nothing: its workers have the devices, and tell their memory.
         nothing: dict[str, Any] = {"devices": [], "readings": list} if remotely else {}
+        providers = self._providers()
         run = start_run(
             trainer="twinkle",
             trainer_version=importlib.metadata.version(contract.PACKAGE),
             adapter_version=__version__,
             algorithm="grpo",
-            tracer_provider=self._provider() if self._provider else None,
+            tracer_provider=providers.tracer,
+            meter_provider=providers.meter,
             **nothing,
         )
         if not run.live:
