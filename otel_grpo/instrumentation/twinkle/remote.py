@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from otel_grpo.instrumentation.twinkle import contract
-from otel_grpo.ray.actors import watch
 from otel_grpo.tracing.carrier import KEYWORD
 from otel_grpo.tracing.timed import timed
 
@@ -35,6 +34,9 @@ class Workers:
 
     def watch(self, actors: Sequence[Any], *, scaled: bool) -> None:
         """These actors were made just now, from a class of `timed_class`."""
+        # A process that does not use Ray must not import it: it would then also shut it down.
+        from otel_grpo.ray.actors import watch
+
         watch(self._run, actors)
         for actor in actors:
             self._numbers[actor._actor_id] = len(self._numbers) + 1
