@@ -127,8 +127,13 @@ def test_interrupt(observed, folder, tmp_path, swift, monkeypatch):
             return [len(each) * 0.1 for each in completions]
 
     monkeypatch.setitem(orms, "stopped", Stopped)
-    with pytest.raises(KeyboardInterrupt):
-        train(folder, tmp_path, reward_funcs="stopped")
+    # A shell that starts the tests in the background has them ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(folder, tmp_path, reward_funcs="stopped")
+    finally:
+        signal.signal(signal.SIGINT, before)
     files = audited(observed)
     assert files.summary["status"] == "interrupted"
     assert [w["attributes"]["window"]["status"] for w in files.of("rollout")] == [
