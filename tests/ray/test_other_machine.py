@@ -23,7 +23,7 @@ def test_its_calls_are_placed_by_what_was_measured(observed, start, tmp_path: Pa
     environment = clocks.environment(compiled(tmp_path))
     actor = start(Timed, runtime_env={"env_vars": environment})
     run = observed.run
-    otel_grpo.ray.measure_clocks(run, [actor])
+    otel_grpo.ray.measure_clocks(run, [actor], timeout_s=240)  # it starts on a busy machine
     sent = run.clock.now()
     ray.get(actor.step.remote(1))
     back = run.clock.now()
