@@ -10,7 +10,8 @@ from otel_grpo.tracing.phase import Phase
 
 if TYPE_CHECKING:
     from otel_grpo.core.ledger import Samples
-    from otel_grpo.instrumentation.base import Steps
+    from otel_grpo.instrumentation.base import Outcome, Steps
+    from otel_grpo.records.model import PublicationKind
     from otel_grpo.tracing.iteration import Iteration
     from otel_grpo.tracing.run import Run
     from otel_grpo.tracing.sampler import Request
@@ -84,6 +85,27 @@ class WindowSession:
         )
         publication.request = self._reading
         publication.completed(at_ns=applied_ns)
+
+    def _due(self, kind: PublicationKind, applied_ns: int) -> None:
+        """The push comes with the next generation, and there is none: due, and never done."""
+        if self._iteration is not None:
+            self._iteration.publication(self._applied, kind=kind, started_ns=applied_ns)
+
+    def _pushed(
+        self, phase: Phase | None, started_ns: int, outcome: Outcome, kind: PublicationKind
+    ) -> int | None:
+        """A call that pushes the weights is over: its end, if it did so in an open window."""
+        now = self.run.clock.now()
+        stop(phase, outcome.error, now)
+        if outcome.error is not None or self._iteration is None:
+            return None
+        if self._applied_ns is not None:  # else the generator had this version already
+            self._applied_ns = None
+            publication = self._iteration.publication(
+                self._applied, kind=kind, started_ns=started_ns
+            )
+            publication.completed(at_ns=now)
+        return now
 
     def _next_window(self, at_ns: int) -> None:
         """A generation is called: a new window, unless the open one has only fetched its data."""

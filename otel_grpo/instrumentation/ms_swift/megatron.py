@@ -67,24 +67,15 @@ class MegatronSession(WindowSession):
     # --- windows and publications
 
     def _publish_at_end(self, applied_ns: int) -> None:
-        assert self._iteration is not None
-        # The push comes with the next generation, and there is none: due, and never done.
-        self._iteration.publication(self._applied, kind="collective", started_ns=applied_ns)
+        self._due("collective", applied_ns)
 
     def _move_model_to_vllm(self, *_: Any, **__: Any) -> Steps:
         started = self.run.clock.now()
         phase = self._start(semconv.WEIGHT_SYNC, started)
         outcome = yield
-        now = self.run.clock.now()
-        stop(phase, outcome.error, now)
-        if outcome.error is not None or self._iteration is None:
-            return
-        if self._applied_ns is not None:
-            self._applied_ns = None
-            self._iteration.publication(
-                self._applied, kind="collective", started_ns=started
-            ).completed(at_ns=now)
-        self._begin_window(now)
+        now = self._pushed(phase, started, outcome, "collective")
+        if now is not None:
+            self._begin_window(now)
 
     def _begin_window(self, at_ns: int) -> None:
         if self._boundary_due:

@@ -61,9 +61,7 @@ class RaySession(WindowSession):
     # --- windows and publications
 
     def _publish_at_end(self, applied_ns: int) -> None:
-        assert self._iteration is not None
-        # The push comes with the next generation, and there is none: due, and never done.
-        self._iteration.publication(self._applied, kind="collective", started_ns=applied_ns)
+        self._due("collective", applied_ns)
 
     def sync_weights(self) -> Steps:
         started = self.run.clock.now()
@@ -72,17 +70,10 @@ class RaySession(WindowSession):
             self._open_window(started)
         phase = self._start(semconv.WEIGHT_SYNC, started)
         outcome = yield
-        now = self.run.clock.now()
-        stop(phase, outcome.error, now)
-        if outcome.error is not None or self._iteration is None:
-            return
-        if self._applied_ns is not None:
-            self._applied_ns = None
-            self._iteration.publication(
-                self._applied, kind="collective", started_ns=started
-            ).completed(at_ns=now)
-        self._next_window(now)
-        self._generated, self._encoded, self._steps = [], [], 0
+        now = self._pushed(phase, started, outcome, "collective")
+        if now is not None:
+            self._next_window(now)
+            self._generated, self._encoded, self._steps = [], [], 0
 
     # --- hooks, in the order of the loop
 

@@ -62,9 +62,8 @@ class Session(LoopSession):
     def _publish_at_end(self, applied_ns: int) -> None:
         if not self.trainer.use_fast_infer:
             super()._publish_at_end(applied_ns)
-        elif self._iteration is not None:
-            # The push comes with the next generation, and there is none: due, and never done.
-            self._iteration.publication(self._applied, kind=self._kind(), started_ns=applied_ns)
+        else:
+            self._due(self._kind(), applied_ns)
 
     def _kind(self) -> PublicationKind:
         return "collective" if self.trainer.vllm_mode == "server" else "unknown"
@@ -73,16 +72,9 @@ class Session(LoopSession):
         started = self.run.clock.now()
         phase = self._start(semconv.WEIGHT_SYNC, started)
         outcome = yield
-        now = self.run.clock.now()
-        stop(phase, outcome.error, now)
-        if outcome.error is not None or self._iteration is None:
-            return
-        if self._applied_ns is not None:  # else the generator had this version already
-            self._applied_ns = None
-            self._iteration.publication(
-                self._applied, kind=self._kind(), started_ns=started
-            ).completed(at_ns=now)
-        self._begin_window(now)
+        now = self._pushed(phase, started, outcome, self._kind())
+        if now is not None:
+            self._begin_window(now)
 
     def _begin_window(self, at_ns: int) -> None:
         """The window of the generation that was called, unless it has begun."""
