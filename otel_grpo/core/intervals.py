@@ -40,12 +40,14 @@ def union_of_columns(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
     i-th start (from 0) exactly where i intervals have ended before it, and so all that had started.
     """
     full = starts < ends
-    if not full.all():
+    if np.count_nonzero(full) < len(full):
         starts, ends = starts[full], ends[full]
-    starts, ends = np.sort(starts), np.sort(ends)
+    starts = np.sort(starts)
+    if np.count_nonzero(ends[:-1] > ends[1:]):  # not in a trace, which tells of what has ended
+        ends = np.sort(ends)
     edge = np.ones(len(starts) + 1, dtype=bool)
-    edge[1:-1] = ends[:-1] < starts[1:]
-    return starts[edge[:-1]], ends[edge[1:]]
+    np.less(ends[:-1], starts[1:], out=edge[1:-1])
+    return starts.compress(edge[:-1]), ends.compress(edge[1:])
 
 
 def measure(intervals: Iterable[Interval]) -> int:
