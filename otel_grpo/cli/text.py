@@ -71,6 +71,6 @@ def lost(sink: str, counts: SinkCounts) -> str:
     n, unsure = counts.dropped, counts.unconfirmed or 0
     if sink not in _SENT:
         return f"{count(n, 'line')} of {name(sink)} dropped" if n else ""
-    told = [f"{count(n, _SENT[sink])} not sent"] if n else []
+    told = [f"{count(n, _SENT[sink])} not taken"] if n else []
     told += [f"{count(unsure, _SENT[sink])} sent without an answer"] if unsure else []
     return f"{', '.join(told)} (`otel-grpo replay` sends them again)" if told else ""

@@ -151,7 +151,7 @@ class OtlpLive:
         told = ", ".join(f"{name} {n}" for name, n in lost.items() if n)
         if told and not self._told:
             self._told = True
-            warn_of_loss("otlp", "lost", f"not sent, or nobody said that it arrived: {told}")
+            warn_of_loss("otlp", "lost", f"not taken, or nobody said that it arrived: {told}")
 
     def _instrument(self, resource: Resource, sources: LiveSources) -> None:
         from otel_grpo.metrics import Instruments

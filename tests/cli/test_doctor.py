@@ -371,7 +371,7 @@ def test_what_was_refused_of_the_last_run(doctor: Doctor, reference: Any, tmp_pa
     told = doctor()
     assert told.bad == [
         (
-            "7 spans not sent, 2 spans sent without an answer (`otel-grpo replay` sends them again): "
+            "7 spans not taken, 2 spans sent without an answer (`otel-grpo replay` sends them again): "
             "http_401 4, queue_full 3"
         )
     ]

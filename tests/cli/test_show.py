@@ -292,7 +292,7 @@ def test_what_was_lost_is_said(reference: Any, call: Any) -> None:
     output = call("show", reference.write()).stdout
     assert "metrics_raw        9        7        2        0  ENOSPC 2" in output
     assert "otlp_spans        30       20        7        0  http_401 7, unconfirmed 3" in output
-    assert "7 spans not sent, 3 spans sent without an answer" in output
+    assert "7 spans not taken, 3 spans sent without an answer" in output
     assert "own errors  tracing.account 3" in output
     assert "2 lines of metrics_raw dropped" in output
     assert "2 windows without the numbers of every rank" in told(output)

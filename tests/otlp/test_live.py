@@ -430,7 +430,7 @@ def test_the_loss_is_told_once(make, caplog):
     lines = [record.getMessage() for record in caplog.records]
     lost = "otlp_spans 7, otlp_metrics 1"
     assert [line for line in lines if "otlp_spans 7" in line] == [
-        f"otel-grpo: not sent, or nobody said that it arrived: {lost} (training goes on)"
+        f"otel-grpo: not taken, or nobody said that it arrived: {lost} (training goes on)"
     ]
 
 
