@@ -149,9 +149,11 @@ class Expected(NamedTuple):
 
 def mismatch(package: str, supported: str, expected: Iterable[tuple[Any, Expected]]) -> str | None:
     """Why the installed `package` is not observed: its release, else the hooks that no longer fit."""
-    reason = unsupported_version(package, supported)
-    if reason is not None:
-        return reason
+    return unsupported_version(package, supported) or misfits(expected)
+
+
+def misfits(expected: Iterable[tuple[Any, Expected]]) -> str | None:
+    """The hooks that no longer fit; None if all do."""
     drifts = [drift for owner, each in expected if (drift := drifted(owner, *each))]
     return "; ".join(drifts) or None
 

@@ -46,6 +46,7 @@ class WindowSession:
         self._asynchronous = asynchronous
         self._iteration: Iteration | None = None
         self._entered = False  # the open window has a generation or a training step
+        self._boundary_due = False  # the generation that is running has not begun its window yet
         self._rollouts = 0
         self._applied = 0
         self._applied_ns: int | None = None  # end of the last update that is not published yet
@@ -106,6 +107,12 @@ class WindowSession:
             )
             publication.completed(at_ns=now)
         return now
+
+    def _begin_window(self, at_ns: int) -> None:
+        """The window of the generation that was called, unless it has begun."""
+        if self._boundary_due:
+            self._boundary_due = False
+            self._next_window(at_ns)
 
     def _next_window(self, at_ns: int) -> None:
         """A generation is called: a new window, unless the open one has only fetched its data."""

@@ -41,7 +41,8 @@ for name in sys.argv[1:]:
 hooks = instrumentation._applied.get(sys.argv[1])
 done = [] if hooks is None else hooks._patches._done
 names = [f"{getattr(owner, '__name__', owner)}.{name}" for owner, name, _, _ in done]
-print("\\n" + json.dumps({"hooks": names, "said": said}))
+notes = list(getattr(hooks, "notes", ()))
+print("\\n" + json.dumps({"hooks": names, "said": said, "notes": notes}))
 """
 
 
@@ -126,4 +127,5 @@ def _hooked(modules: Sequence[str], name: str, about: dict[str, Any], *, optiona
     if not told["hooks"]:
         return Finding(TOPIC, "bad", f"{name} was imported, and nothing of it was hooked", about)
     n = len(told["hooks"])
-    return Finding(TOPIC, "good", f"{name} is observed by {n} hooks, all of which fit", about)
+    text = "; ".join([f"{name} is observed by {n} hooks, all of which fit", *told["notes"]])
+    return Finding(TOPIC, "good", text, about)

@@ -53,7 +53,6 @@ class MegatronSession(WindowSession):
     def __init__(self, trainer: Any, run: Run) -> None:
         super().__init__(trainer, run, asynchronous=True)
         self.mpu: Any = sys.modules["megatron.core"].mpu
-        self._boundary_due = False
         self._training = False  # the rollout that is made is one to train on
         self._local = 0  # samples that this process generated for it
         self._batches: list[list[Any]] = []  # its samples, micro-batch after micro-batch
@@ -76,11 +75,6 @@ class MegatronSession(WindowSession):
         now = self._pushed(phase, started, outcome, "collective")
         if now is not None:
             self._begin_window(now)
-
-    def _begin_window(self, at_ns: int) -> None:
-        if self._boundary_due:
-            self._boundary_due = False
-            self._next_window(at_ns)
 
     # --- hooks, in the order of the loop
 

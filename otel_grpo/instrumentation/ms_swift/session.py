@@ -33,7 +33,6 @@ class Session(LoopSession):
 
     def __init__(self, trainer: Any, run: Run) -> None:
         super().__init__(trainer, run)
-        self._boundary_due = False  # the generation that is running has not begun its window yet
         self._generations: list[Sequence[Any]] = []  # samples of the rollout that is being made
         self._valid: list[list[bool]] = []  # what dynamic sampling found of each of them
         self._chunks: Sequence[Sequence[Any]] = ()  # the samples as the trainer trains on them
@@ -75,12 +74,6 @@ class Session(LoopSession):
         now = self._pushed(phase, started, outcome, self._kind())
         if now is not None:
             self._begin_window(now)
-
-    def _begin_window(self, at_ns: int) -> None:
-        """The window of the generation that was called, unless it has begun."""
-        if self._boundary_due:
-            self._boundary_due = False
-            self._next_window(at_ns)
 
     # --- hooks, in the order of the loop
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +14,7 @@ PACKAGE = "trl"
 SUPPORTED = ">=1.16,<1.17"
 MODULE = "trl.trainer.grpo_trainer"
 PROFILING = "trl.extras.profiling"
+VLLM = "trl.generation.vllm_generation"
 
 
 # Methods of GRPOTrainer. Some are inherited from transformers.Trainer; they are patched on GRPOTrainer
@@ -24,6 +26,8 @@ METHODS = (
     Expected("_prepare_inputs", ("self", "generation_batch")),
     Expected("_generate_and_score_completions", ("self", "inputs")),
     Expected("_generate", ("self", "prompts")),
+    Expected("_generate_single_turn", ("self",)),
+    Expected("_tool_call_loop", ("self",)),
     Expected(
         "_calculate_rewards", ("self", "inputs", "prompts", "completions", "completion_ids_list")
     ),
@@ -42,6 +46,9 @@ PROFILING_METHODS = (
     Expected("_log_metrics", ("self", "duration")),
 )
 SHUFFLE = Expected("shuffle_sequence_dict", ("seq_dict",))
+# Of VLLMGeneration, and of vLLM's own engine. A TRL that has moved these is observed without vLLM.
+VLLM_METHODS = (Expected("sync_weights", ("self",)), Expected("generate", ("self",)))
+ENGINE_METHODS = (Expected("wake_up", ("self",)), Expected("sleep", ("self",)))
 
 
 def mismatch(module: ModuleType, profiling: ModuleType, callback: type) -> str | None:
@@ -52,12 +59,26 @@ def mismatch(module: ModuleType, profiling: ModuleType, callback: type) -> str |
     return base.mismatch(PACKAGE, SUPPORTED, expected) or missing_events(callback)
 
 
+def vllm_mismatch(vllm: ModuleType | None) -> str | None:
+    """Why trainings that generate with vLLM are not observed; None if the hooks fit.
+
+    Args:
+        vllm: TRL's module; its trainer's module imports it, whether vLLM is installed or not.
+    """
+    if vllm is None:
+        return f"{VLLM} is gone"
+    expected = [(vllm.VLLMGeneration, each) for each in VLLM_METHODS]
+    if hasattr(vllm, "LLM"):  # vLLM is installed
+        expected += [(vllm.LLM, each) for each in ENGINE_METHODS]
+    return base.misfits(expected)
+
+
 def unsupported_training(trainer: Any) -> str | None:
     """Why this training is not observed yet; None if it is of the supported kind."""
     if trainer.is_deepspeed_enabled:
         return "it uses DeepSpeed"
-    if trainer.use_vllm:
-        return "it generates with vLLM"
+    if trainer.use_vllm and (reason := vllm_mismatch(sys.modules.get(VLLM))) is not None:
+        return f"it generates with vLLM, and {reason}"
     if trainer.args.n_gpu > 1:
         return f"one process trains on {trainer.args.n_gpu} devices (DataParallel)"
     return None

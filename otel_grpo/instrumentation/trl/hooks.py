@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from otel_grpo.instrumentation.base import Steps
+from otel_grpo.instrumentation.base import Hook, Providers, Steps
 from otel_grpo.instrumentation.hf.hooks import LoopHooks
 from otel_grpo.instrumentation.training import logger
 from otel_grpo.instrumentation.trl import contract
@@ -28,6 +28,10 @@ class Hooks(LoopHooks[Session]):
     package = contract.PACKAGE
     supported = contract.SUPPORTED
     session_class = Session
+
+    def __init__(self, providers: Callable[[], Providers] = Providers) -> None:
+        super().__init__(providers)
+        self.notes: list[str] = []  # for `doctor`
 
     def apply(self, module: ModuleType) -> None:
         """Patch TRL, unless it is not the TRL that these hooks were written for."""
@@ -49,6 +53,19 @@ class Hooks(LoopHooks[Session]):
         self._wrap(context, "__exit__", self._exit_profiling)
         self._wrap(context, "_log_metrics", self._log_profiling)
         self._patches.wrap(module, contract.SHUFFLE.name, self._shuffle)
+        self._apply_vllm(sys.modules.get(contract.VLLM))
+
+    def _apply_vllm(self, vllm: ModuleType | None) -> None:
+        """Where that does not fit, trainings that use it are refused, and no other."""
+        reason = contract.vllm_mismatch(vllm)
+        if reason is not None:
+            self.notes.append(f"with vLLM nothing is observed: {reason}")
+            return
+        assert vllm is not None
+        for name, _ in contract.VLLM_METHODS:
+            self._wrap(vllm.VLLMGeneration, name, self._on_vllm(name))
+        if not hasattr(vllm, "LLM"):
+            self.notes.append("vLLM is not installed: its engine was not looked at")
 
     def owns(self, trainer: Any) -> bool:
         """Not a trainer of the host, which only inherits from TRL's."""
@@ -59,8 +76,28 @@ class Hooks(LoopHooks[Session]):
         reason = contract.unsupported_training(trainer)
         return reason and (
             f"{reason}. Supported now: GRPOTrainer of trl {contract.SUPPORTED} that generates with"
-            " transformers; other kinds come later."
+            " transformers or vLLM; other kinds come later."
         )
+
+    def _begin(self, trainer: Any) -> Session | None:
+        session = super()._begin(trainer)
+        if session is not None and (engine := session.engine) is not None:
+            for name, _ in contract.ENGINE_METHODS:
+                self._wrap(type(engine), name, self._on_vllm(name))
+        return session
+
+    def _on_vllm(self, name: str) -> Hook:
+        """The hook around a method of what the trainer generates with: the session's of that name."""
+        method = getattr(Session, name)
+
+        def hook(part: Any, *_: Any, **__: Any) -> Steps | None:
+            session = self._session
+            if session is None or not session.generates_with(part):
+                return None
+            steps: Steps | None = method(session)
+            return steps
+
+        return hook
 
     def _enter_profiling(self, context: Any) -> None:
         if self._session is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_grpo import semconv
 from otel_grpo.core.ledger import Samples
-from otel_grpo.instrumentation.hf.session import LoopSession
+from otel_grpo.instrumentation.trl.generating import GeneratingSession
 from otel_grpo.instrumentation.trl.rollout import read_generation
 from otel_grpo.instrumentation.windows import stop
 
@@ -26,14 +26,13 @@ if TYPE_CHECKING:
 _PROFILING_SINKS = frozenset({"wandb", "mlflow", "trackio"})
 
 
-class Session(LoopSession):
+class Session(GeneratingSession):
     """State of one `GRPOTrainer.train` call; every hook but the profiling ones runs on its thread."""
 
     def __init__(self, trainer: Any, run: Run) -> None:
         super().__init__(trainer, run)
         self._generated: Any = None  # what the last generation returned, not counted yet
         self._samples: Samples | None = None  # of the current generation, in the order generated
-        self._fetch: Phase | None = None
         self._auxiliary = 0
         self.timed_rewards: dict[int, Phase] = {}  # those that run, by their profiling context
 
@@ -42,28 +41,27 @@ class Session(LoopSession):
     def _generate_and_score_completions(self, *_: Any, **__: Any) -> Steps:
         training = self._is_training()
         if training:
-            self._next_window(self.run.clock.now())
+            self._generation_called()
         # An environment gives the prompts: its reset is part of fetching them.
         waiting = self.trainer.environment_factories is not None
-        self._fetch = self._start(semconv.DATA) if waiting else None
+        if waiting:
+            self._switch(semconv.DATA)
         self._auxiliary = 0
         outcome = yield
-        stop(self._fetch, outcome.error)
-        stop(self._advantage, outcome.error)
-        self._fetch = self._advantage = None
+        self._boundary_due = False
+        for phase in (self._running, self._advantage):
+            stop(phase, outcome.error)
+        self._running = self._advantage = None
         generated, self._generated = self._generated, None
         if training and generated is not None and self._iteration is not None:
             self._count(generated, consumed=outcome.error is None)
             self.run.memory()
 
     def _generate(self, *_: Any, **__: Any) -> Steps:
-        now = self.run.clock.now()
-        stop(self._fetch, at_ns=now)
-        self._fetch = None
-        running = self._start(semconv.GENERATION, now)
+        self._begin_generation()
         outcome = yield
         now = self.run.clock.now()
-        stop(running, outcome.error, now)
+        self._end_generation(outcome.error, now)
         if outcome.error is not None:
             return
         self._advantage = self._start(semconv.ADV_PIPELINE, now)
@@ -160,5 +158,7 @@ class Session(LoopSession):
         if trainer.ref_model is not None:
             return semconv.LOGPROB_REF if model is trainer.ref_model else semconv.LOGPROB_OLD
         every = args.steps_per_generation * trainer.num_iterations
-        has_old = args.gradient_accumulation_steps % every != 0
+        has_old = args.gradient_accumulation_steps % every != 0 or (
+            self._vllm is not None and trainer.vllm_importance_sampling_correction
+        )
         return semconv.LOGPROB_OLD if has_old and self._auxiliary == 1 else semconv.LOGPROB_REF
