@@ -16,6 +16,7 @@ TESTS = HERE.parent
 # is; the demo's tiny model.
 sys.path[:0] = [str(HERE), str(TESTS / "trl"), str(TESTS.parent / "demo")]
 
+pytest.register_assert_rewrite("of_two_ranks")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ.setdefault("LOG_LEVEL", "ERROR")
