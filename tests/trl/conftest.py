@@ -14,6 +14,7 @@ ROOT = HERE.parents[1]
 # The model of the loop and the helpers of these tests; the demo's tiny model.
 sys.path[:0] = [str(HERE), str(ROOT / "demo")]
 
+pytest.register_assert_rewrite("of_two_ranks")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
