@@ -14,6 +14,8 @@ ROOT = HERE.parents[1]
 # The model of the loop and the helpers of these tests; the demo's tiny model.
 sys.path[:0] = [str(HERE), str(ROOT / "demo")]
 
+import stand_in_vllm  # noqa: E402 (it lies there)
+
 pytest.register_assert_rewrite("of_two_ranks")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -28,7 +30,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def trl():
-    """The real package, imported once; importing it takes seconds."""
+    """The real package, imported once; importing it takes seconds. What it takes for vLLM is not."""
+    if stand_in_vllm.FITS:
+        stand_in_vllm.install()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import trl

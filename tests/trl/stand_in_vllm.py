@@ -1,12 +1,14 @@
 """A stand-in for vLLM, so that TRL's own code around it runs here: tokens by a rule, no model is asked.
 
 `install` before TRL is imported. `LLM` is the colocated engine, `Server` answers TRL's client over HTTP.
-What was asked of them, in order, is `told`; `made` are the completions, `prompts` what they follow.
+What was asked of them, in order, is `told`, and in which phase of ours it was `where`; `made` are the
+completions, `prompts` what they follow, `pushed` the sums of the weights.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import sys
 import threading
@@ -14,15 +16,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
+from packaging.version import Version
+
+# Older releases ask vLLM for other things.
+FITS = Version(importlib.metadata.version("trl")) >= Version("1.16")
 VERSION = "0.31.0"  # the newest one that TRL 1.16 takes
 END = 258  # of the demo's tokenizer
 LOGPROB = -1.5
 
-told, made, prompts, pushed = [], [], [], []
+told, where, made, prompts, pushed = [], [], [], [], []
 
 
 def forget():
-    for kept in (told, made, prompts, pushed):
+    for kept in (told, where, made, prompts, pushed):
         kept.clear()
     Rule.number = 0
     Rule.next_ids = Rule.default
@@ -39,6 +45,14 @@ class Rule:
         return ids if number % 3 == 2 else [*ids, END]
 
     next_ids = default
+
+
+def tell(what):
+    from otel_grpo.tracing.phase import _current
+
+    phase = _current.get()
+    told.append(what)
+    where.append(phase.name if phase is not None and phase.open else None)
 
 
 def complete(prompt):
@@ -71,20 +85,20 @@ class LLM:
 
     def reset_prefix_cache(self):
         """The last call of a push."""
-        told.append("push")
+        tell("push")
         pushed.append(sum(self.loading))
         self.loading = []
 
     def wake_up(self, tags=None):
-        told.append(f"wake {'+'.join(tags)}")
+        tell(f"wake {'+'.join(tags)}")
         self.asleep -= set(tags)
 
     def sleep(self, level=1):
-        told.append("sleep")
+        tell("sleep")
         self.asleep = {"weights", "kv_cache"}
 
     def generate(self, rows, sampling_params=None, use_tqdm=True):
-        told.append("generate")
+        tell("generate")
         assert not self.asleep
         return [self._answer(row["prompt_token_ids"]) for row in rows]
 

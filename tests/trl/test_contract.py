@@ -178,8 +178,9 @@ def test_what_a_session_reads_of_a_trainer_is_there(trl, tmp_path):
     assert contract.unsupported_training(given) is None
 
 
-def with_vllm(given, patch):
+def with_a_vllm_that_has_moved(given, patch):
     given.use_vllm = True
+    patch.setattr(contract, "VLLM", "trl.moved")
 
 
 def with_deepspeed(given, patch):
@@ -189,7 +190,7 @@ def with_deepspeed(given, patch):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (with_vllm, "vLLM"),
+        (with_a_vllm_that_has_moved, "it generates with vLLM, and trl.moved is gone"),
         (with_deepspeed, "DeepSpeed"),
     ],
 )

@@ -16,4 +16,7 @@ def test_every_hook_fits() -> None:
     assert found.text.startswith("trl 1.16.")
     names = {hook.rpartition(".")[2] for hook in found.details["hooks"]}
     assert {expected.name for expected in contract.METHODS} <= names
+    vllm = {f"VLLMGeneration.{each.name}" for each in contract.VLLM_METHODS}
+    assert vllm <= set(found.details["hooks"])
+    assert found.text.endswith("vLLM is not installed: its engine was not looked at")
     assert ("trl.trainer.grpo_trainer" in sys.modules) == before

@@ -64,6 +64,8 @@ class GeneratingSession(LoopSession):
 
     def _resume(self, before: Phase | None, error: BaseException | None) -> None:
         """A call is over: on with what it interrupted. Prompts are encoded, then generated from."""
+        if self._running is before:  # all of it was that phase's
+            return
         if before is None or error is not None:
             stop(self._running, error)
             self._running = None
