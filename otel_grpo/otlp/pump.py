@@ -213,7 +213,10 @@ class Pump:
 
     def _turn(self) -> None:
         if self._collect is not None:
-            self._queue.extend(self._collect())
+            collected = self._collect()
+            with self._lock:
+                if not self._final:  # else the last counts are told
+                    self._queue.extend(collected)
         while items := self._take():
             try:
                 self._deliver(items)
@@ -322,7 +325,7 @@ class Pump:
             left = self._circuit.wait_s()
             if left <= 0:
                 return True
-            self._bell.acquire(timeout=left)
+            self._bell.acquire(timeout=min(left, threading.TIMEOUT_MAX))
         return False
 
     def _time_left(self) -> float:

@@ -188,6 +188,40 @@ def test_partial_success(notes):
     assert notes.told == ["partial_success"]
 
 
+def test_what_is_collected_after_the_end(notes):
+    """It is too late for that: nothing is pending in the last counts, and nothing comes after them."""
+    asked, told = threading.Event(), threading.Event()
+
+    def collect():
+        if not pump._closing:
+            return []
+        asked.set()
+        told.wait(60)
+        return [7]
+
+    pump = notes.pump(Script(), collect=collect, bound=0, batch=1)
+    pump.start()
+    pump.close(0.05)
+    asked.wait(60)
+    pump.join()
+    told.set()
+    pump._thread.join(60)
+    assert pump.counts() == SinkCounts(unconfirmed=0)
+
+
+@pytest.mark.parametrize("wants_s", [3600.0, 1e12, 1e300])
+def test_a_receiver_that_wants_to_be_left_alone_for_ever(notes, wants_s):
+    """It is, until the end: what waited is lost for its reason, and no fault of ours."""
+    pump = notes.pump(Script(Answer("failed", "http_429", "not now", retry_after_s=wants_s)))
+    pump.start()
+    put(pump, 10)
+    until(lambda: pump._last == "http_429")
+    assert closed(pump) == SinkCounts(
+        created=10, dropped=10, reasons={"http_429": 10}, unconfirmed=0
+    )
+    assert notes.errors == []
+
+
 def too_large_above(limit):
     return lambda body: Answer("too_large") if len(body) > limit else TAKEN
 
