@@ -109,6 +109,7 @@ class Update:
                     "call `trained` before",
                 )
                 count = ledger.pending
+            run.handover.release_update()  # one that ended since this one began
             mark = ledger.mark()
             try:
                 run.handover.draft = self._draft(window, ids, end, count)

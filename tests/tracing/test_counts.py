@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from otel_grpo.audit import audit
 from otel_grpo.devices import Reading
 from otel_grpo.records import reader
 from otel_grpo.records.model import PublicationCompleted
@@ -258,6 +259,28 @@ def test_scalars_find_their_update(clock: FakeClock) -> None:
     ]
     assert recorded.rollouts[0].attributes.nonfinite == ["kl", "kl"]
     assert recorded.trains[0].metrics["nonfinite"] == 1
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_updates_that_overlap(clock: FakeClock, tmp_path: Path, inside: bool) -> None:
+    """Each has its record, in the order in which they ended, also where none began in between."""
+    with recorded_run(tmp_path / "run", clock=clock) as recorded, recorded.run.iteration() as it:
+        for rollout in range(2):
+            it.trained(it.consumed(rollout, prompt_lengths=[1]))
+        one, other = it.update(samples=[(0, 0)]), it.update(samples=[(1, 0)])
+        one.start()
+        if not inside:
+            one.submitted()
+        other.start()
+        clock.advance(1)
+        for update in (other, one) if inside else (one, other):
+            update.stop()
+        recorded.run.log_scalars({"loss": 1.0})
+    first, second = (train.attributes for train in recorded.trains)
+    assert [train.optimizer_step for train in recorded.trains] == [1, 2]
+    assert (first.samples, second.samples) == ([(0, 0, 1)], [(1, 0, 1)])
+    assert (first.scalars, second.scalars, second.covers) == ({}, {"loss": 1.0}, [1, 2])
+    assert audit(tmp_path / "run").findings == []
 
 
 # --- publications --------------------------------------------------------------------------------
