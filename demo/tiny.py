@@ -43,6 +43,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
         pad_token=PAD,
         model_max_length=2048,
         padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],
         chat_template=CHAT_TEMPLATE,
     )
 

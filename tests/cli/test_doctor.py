@@ -250,7 +250,7 @@ def test_a_trainer_of_another_version(doctor: Doctor, made_up: Any) -> None:
     """It is not imported; what is supported is said."""
     made_up("9.9", "raise SystemExit('imported')")
     (text,) = doctor().bad
-    assert text == "not observed: trl 9.9 is installed and >=1.16,<1.17 is supported"
+    assert text == "not observed: trl 9.9 is installed and >=1.0,<1.17 is supported"
 
 
 def test_a_trainer_that_another_one_brings(doctor: Doctor, made_up: Any, tmp_path: Path) -> None:

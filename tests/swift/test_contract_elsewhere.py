@@ -2,58 +2,19 @@
 
 from __future__ import annotations
 
-import ast
-import re
 import sys
 from pathlib import Path
 
 import pytest
+from parsed import Source, order, parameters
 
 from otel_grpo.instrumentation.ms_swift import contract, megatron, ray_driver
 
 
-class Source:
-    """A module of the installed ms-swift as text."""
-
-    def __init__(self, swift, name):
-        root = Path(sys.modules["swift"].__file__).parent
-        path = root.joinpath(*name.split(".")[1:]).with_suffix(".py")
-        self.text = path.read_text()
-        self.tree = ast.parse(self.text)
-
-    def functions(self, owner=None):
-        """Name -> definition, of the module or of one of its classes."""
-        body = self.tree.body
-        if owner is not None:
-            (found,) = (n for n in body if isinstance(n, ast.ClassDef) and n.name == owner)
-            body = found.body
-        return {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
-
-    def of(self, name, owner=None):
-        return ast.get_source_segment(self.text, self.functions(owner)[name])
-
-    def imports(self, name):
-        """Whether the module has a function of this name from elsewhere."""
-        return any(
-            alias.name == name
-            for node in self.tree.body
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
-        )
-
-
 @pytest.fixture
 def source(swift):
-    return lambda name: Source(swift, name)
-
-
-def parameters(node):
-    return tuple(each.arg for each in node.args.args)
-
-
-def order(source, *patterns):
-    """Whether the patterns occur in the source in this order."""
-    return re.search(".*".join(map(re.escape, patterns)), source, re.DOTALL) is not None
+    root = Path(sys.modules["swift"].__file__).parents[1]
+    return lambda name: Source(root.joinpath(*name.split(".")).with_suffix(".py"))
 
 
 BASES = {
@@ -182,4 +143,4 @@ def test_the_loop_of_the_driver_on_ray(source):
     group = source(contract.RAY_GROUP)
     assert "return wg.execute(" in group.of("_make_bound", "WorkerGroup")
     assert "ray.get(futures)" in group.of("execute", "WorkerGroup")
-    assert "tg.offload_to_cpu()" in source("swift.ray.megatron.base_trainer").text
+    assert "tg.offload_to_cpu()" in "".join(source("swift.ray.megatron.base_trainer").lines)

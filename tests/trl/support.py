@@ -57,7 +57,8 @@ class Spy:
     def _watch(self, trainer):
         import torch
 
-        stops = torch.tensor(trainer.eos_token_ids)
+        one = [trainer.processing_class.eos_token_id]  # what TRL 1.13 and older stop at
+        stops = torch.tensor(getattr(trainer, "eos_token_ids", one))
         generate, compute_loss, log = trainer.model.generate, trainer.compute_loss, trainer.log
 
         def spy_generate(*args, **kwargs):

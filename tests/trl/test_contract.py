@@ -61,7 +61,7 @@ def test_a_release_outside_the_gate_is_not_patched(trl, monkeypatch, caplog):
     instrumentation.instrument()
     instrumentation.uninstrument()
     (record,) = caplog.records
-    assert "trl 1.17.0 is installed and >=1.16,<1.17 is supported" in record.getMessage()
+    assert "trl 1.17.0 is installed and >=1.0,<1.17 is supported" in record.getMessage()
     assert dict(vars(trl.GRPOTrainer)) == before
 
 
@@ -204,7 +204,7 @@ def test_other_kinds_of_training_run_unobserved(
     assert given.train() == "trained"
     (record,) = caplog.records
     assert reason in record.getMessage()
-    supported = "GRPOTrainer of trl >=1.16,<1.17 that generates with transformers"
+    supported = "GRPOTrainer of trl >=1.0,<1.17 that generates with transformers"
     assert supported in record.getMessage()
     assert not observed.exists()
 

@@ -61,6 +61,8 @@ class Environment:
     proof: str
     """Statements that show that it works; running them writes the bytecode."""
     torch: bool = False
+    sources: tuple[str, ...] = ()
+    """Releases, as NAME==VERSION, whose source its tests read: each lies in sources/NAME-VERSION."""
 
     @property
     def constraints(self) -> Path:
@@ -101,6 +103,15 @@ LOCKS = (
         PYTHONS[1:],  # TRL 1.16 needs 3.11
     ),
     Lock(
+        "trl-oldest",
+        (
+            *("pyproject.toml", "--extra", "trl", "--group", "test"),
+            "tools/env/requirements/trl-oldest.in",
+            *("--excludes", "tools/env/requirements/exclude.txt"),
+        ),
+        PYTHONS[1:],  # as trl's
+    ),
+    Lock(
         "ray",
         (
             *("pyproject.toml", "--extra", "ray", "--group", "test"),
@@ -129,6 +140,12 @@ LOCKS = (
     ),
 )
 
+# The last patch of each minor release that the adapter claims, and the oldest one.
+TRL_RELEASES = (
+    *("1.0.0", "1.1.0", "1.2.0", "1.3.0", "1.4.0", "1.5.1", "1.6.0", "1.7.1", "1.8.0", "1.9.2"),
+    *("1.10.0", "1.11.0", "1.12.0", "1.13.0", "1.14.2", "1.15.0", "1.16.0"),
+)
+
 DEV_PROOF = "import hypothesis, jsonschema, msgspec, numpy, opentelemetry.sdk.trace, pytest, rich"
 ENVIRONMENTS = {
     environment.name: environment
@@ -141,7 +158,14 @@ ENVIRONMENTS = {
             PYTHONS[1:],
             "import grafana_foundation_sdk, promql_parser, pytest, yaml",
         ),
-        Environment("trl", "trl", PYTHONS[1:], "from trl import GRPOTrainer", torch=True),
+        Environment(
+            *("trl", "trl", PYTHONS[1:], "from trl import GRPOTrainer"),
+            torch=True,
+            sources=tuple(f"trl=={release}" for release in TRL_RELEASES),
+        ),
+        Environment(
+            "trl-oldest", "trl-oldest", PYTHONS[1:], "from trl import GRPOTrainer", torch=True
+        ),
         Environment(
             "swift", "swift", PYTHONS[1:], "import swift.rlhf_trainers.grpo_trainer", torch=True
         ),
@@ -207,7 +231,9 @@ def parse_arguments() -> argparse.Namespace:
 
 def make(environment: Environment) -> None:
     """Makes `.venv/NAME`, and its base where no clone has made it, unless both are there."""
-    wanted = digest(recipe(environment), (CLONE / "pyproject.toml").read_bytes(), bytes(CLONE))
+    sources = " ".join(environment.sources).encode()
+    project = (CLONE / "pyproject.toml").read_bytes()
+    wanted = digest(recipe(environment), project, bytes(CLONE), sources)
     if is_current(environment.path, wanted):
         return
     # One at a time for each environment, whoever asks: another clone may be making the same base.
@@ -225,6 +251,7 @@ def make(environment: Environment) -> None:
         if not (base / ".stamp").exists():
             make_base(environment, base, python)
         make_layer(environment, base, python)
+        lay_sources(environment, base)
         write_stamp(environment.path, wanted)
 
 
@@ -278,6 +305,20 @@ def make_layer(environment: Environment, base: Path, python: str) -> None:
             own.chmod(0o755)
         else:
             own.symlink_to(command)
+
+
+def lay_sources(environment: Environment, base: Path) -> None:
+    """Lays the releases beside the clone's environment: they are read, and none is imported."""
+    (environment.path / "sources").mkdir()
+    for pin in environment.sources:
+        name = pin.replace("==", "-")
+        cached = CACHE / "sources" / name
+        with locked(CACHE / "locks" / name):
+            if not (cached / ".stamp").exists():
+                target = ("--target", cached, "--python", base / "bin/python")
+                uv("pip", "install", "--no-deps", *target, pin)
+                write_stamp(cached, "")
+        (environment.path / "sources" / name).symlink_to(cached)
 
 
 def site_packages(environment: Path) -> Path:

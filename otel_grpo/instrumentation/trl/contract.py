@@ -11,7 +11,7 @@ from otel_grpo.instrumentation.base import Expected
 from otel_grpo.instrumentation.hf.callback import missing_events
 
 PACKAGE = "trl"
-SUPPORTED = ">=1.16,<1.17"
+SUPPORTED = ">=1.0,<1.17"
 MODULE = "trl.trainer.grpo_trainer"
 PROFILING = "trl.extras.profiling"
 VLLM = "trl.generation.vllm_generation"
@@ -31,10 +31,7 @@ METHODS = (
     Expected(
         "_calculate_rewards", ("self", "inputs", "prompts", "completions", "completion_ids_list")
     ),
-    Expected(
-        "_get_per_token_logps_and_entropies",
-        ("self", "model", "input_ids", "attention_mask", "logits_to_keep"),
-    ),
+    Expected("_get_per_token_logps_and_entropies", ("self", "model")),
     Expected("log", ("self", "logs", "start_time")),
     Expected("evaluate", ("self",)),
     Expected("predict", ("self", "test_dataset")),

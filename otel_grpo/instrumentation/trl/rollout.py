@@ -20,16 +20,22 @@ def read_generation(output: Sequence[Any], trainer: Any, first: int) -> tuple[Co
         first: index of its first sample among those of all processes.
     """
     prompt_ids, completion_ids, tool_mask = output
-    stops = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
     return count(
         prompt_ids,
         completion_ids,
         tool_mask,
-        stops=stops,
+        stops=stops(trainer),
         group_size=trainer.num_generations,
         drops_truncated=trainer.mask_truncated_completions,
         first=first,
     )
+
+
+def stops(trainer: Any) -> set[int]:
+    """The ids that end a sample, wherever the installed release keeps them."""
+    words = getattr(trainer, "_tokenizer", trainer)  # TRL 1.2 and older: the trainer's own
+    ends = getattr(trainer, "eos_token_ids", None)  # 1.13 and older know of one
+    return {*([words.eos_token_id] if ends is None else ends), words.pad_token_id}
 
 
 def count(

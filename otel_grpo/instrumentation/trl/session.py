@@ -43,7 +43,8 @@ class Session(GeneratingSession):
         if training:
             self._generation_called()
         # An environment gives the prompts: its reset is part of fetching them.
-        waiting = self.trainer.environment_factories is not None
+        trainer = self.trainer  # TRL 1.7 and older have made the environments by now
+        waiting = getattr(trainer, "environment_factories", trainer.environments) is not None
         if waiting:
             self._switch(semconv.DATA)
         self._auxiliary = 0
