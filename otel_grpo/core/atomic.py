@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
+import sys
 from collections.abc import Callable
-from operator import methodcaller
 
-_call = methodcaller("__call__")
+if sys.version_info >= (3, 11):
+    from operator import call
+else:
+    from operator import methodcaller
+
+    call = methodcaller("__call__")
 
 
 def at_once(*changes: Callable[[], object]) -> None:
@@ -15,4 +19,4 @@ def at_once(*changes: Callable[[], object]) -> None:
     Ctrl-C is raised between two bytecodes of the main thread, wherever that may be. The loop here
     runs in C: no bytecode lies between the first change and the last.
     """
-    deque(map(_call, changes), maxlen=0)
+    list(map(call, changes))

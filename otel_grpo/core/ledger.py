@@ -168,6 +168,11 @@ class Ledger:
         """
         known = self._known.setdefault(batch.rollout_id, [])
         start, stop = batch.first, batch.first + batch.n
+        if not known and batch.n:  # the usual case, as below
+            self.window.consumed.append(batch)
+            known.append((start, batch.n))
+            self.trained.remember(batch)
+            return batch.n
         fresh: list[tuple[int, int]] = []  # what lies between the known ones
         # Sorted and disjoint: those before the batch's neighbour can't reach into it.
         at = max(bisect_left(known, (start,)) - 1, 0)

@@ -7,6 +7,7 @@ import importlib.metadata
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from threading import get_ident
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -91,7 +92,8 @@ class TrainingHooks(ABC, Generic[S]):
 
         def hook(trainer: Any, *args: Any, **kwargs: Any) -> Steps | None:
             session = self._session
-            if session is None or not session.watches(trainer):
+            # As `watches` says, without a call more: the training pays for it.
+            if session is None or trainer is not session.trainer or get_ident() != session.thread:
                 return None
             steps: Steps | None = method(session, *args, **kwargs)
             return steps

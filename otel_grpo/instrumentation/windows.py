@@ -43,7 +43,12 @@ class WindowSession:
         self.trainer = trainer
         self.run = run
         self.thread = threading.get_ident()
-        self._asynchronous = asynchronous
+        # Attributes of phases, by their names.
+        self._attributes: dict[str, dict[str, Any]] = (
+            {phase: {semconv.DEVICE_SYNCED: False} for phase in _DEVICE_PHASES}
+            if asynchronous
+            else {}
+        )
         self._iteration: Iteration | None = None
         self._entered = False  # the open window has a generation or a training step
         self._boundary_due = False  # the generation that is running has not begun its window yet
@@ -140,12 +145,7 @@ class WindowSession:
         """None outside a window: start-up and shutdown have no phases."""
         if self._iteration is None:
             return None
-        return Phase(self.run, phase, self._attributes(phase), start_ns=at_ns).start()
-
-    def _attributes(self, phase: str) -> dict[str, Any] | None:
-        if self._asynchronous and phase in _DEVICE_PHASES:
-            return {semconv.DEVICE_SYNCED: False}
-        return None
+        return Phase(self.run, phase, self._attributes.get(phase), start_ns=at_ns).start()
 
     def _own_work(self, at_ns: int | None = None) -> Phase:
         """Context manager around what this plugin does on the training thread: it is a log."""

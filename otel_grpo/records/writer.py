@@ -4,10 +4,11 @@ The training thread hands items over with `Writer.put`, which takes a short lock
 file; a daemon thread builds the lines and writes them. What a process that ends without Python's
 exit (SIGKILL, ``os._exit``) may lose is therefore what stands in the queue:
 
-* items of plain sinks (records, flat lines, worker lines) wake the thread at once: their usual age
-  in the queue is what it takes to build and write one line, about a millisecond for small records;
-* items of a batched sink (spans) are collected and written every `COLLECT_S` (0.2 s), or as soon as
-  half of the sink's bound is reached;
+* items of plain sinks (records, lines of workers) wake the thread at once: their usual age in the
+  queue is what it takes to build and write one line, about a millisecond for small records;
+* what need not be there at once (flat lines, the line that says that a window was opened) is written
+  with the next of those, and items of a batched sink (spans) are collected: at most `COLLECT_S`
+  (0.2 s), or until half of the sink's bound is reached;
 * no more than the bound of each sink, see `BOUNDS`, and what the caller had `held` until then. What
   else comes on top is dropped and counted (``queue_full``).
 
@@ -125,6 +126,20 @@ class Sink:
         return LineFile(self.path, new_only=self.new_only, on_created=self.on_created)
 
 
+class Batch(deque[Any]):
+    """Items of a batched sink, until the writer's thread takes them.
+
+    While there are fewer than `room` of them, another one may be appended without a call of
+    `Writer.put`: one step under the interpreter's lock, which needs no other.
+    """
+
+    __slots__ = ("room",)
+
+    def __init__(self, room: int = 0) -> None:
+        super().__init__()
+        self.room = room
+
+
 class Writer:
     """Writes the lines of one process, in the order of the `put` calls (batched sinks apart).
 
@@ -202,10 +217,12 @@ class Writer:
             if not sink.bound:
                 state.bound = 0
 
-    def put(self, name: str, item: Any, *, held: bool = False) -> bool:
+    def put(self, name: str, item: Any, *, held: bool = False, soon: bool = True) -> bool:
         """Hand an item over; False if it was dropped. Never blocks on a file.
 
-        One that was `held` in memory until now is taken even where the queue is full.
+        One that was `held` in memory until now is taken even where the queue is full. Not ``soon``:
+        written with the next one that is, or within `COLLECT_S`. To wake a thread costs who wakes
+        it tens of microseconds.
         """
         state = self._states[name]
         with self._lock:
@@ -218,7 +235,7 @@ class Writer:
             # An item that is interrupted on its way here is queued and counted, or neither.
             if batch is not None:
                 batch.append(item)  # counted as it is taken out
-                if waiting + 1 != state.half:
+                if waiting + 1 < state.half:
                     return True
             else:
                 at_once(
@@ -227,13 +244,19 @@ class Writer:
                     partial(setattr, state, "created", state.created + 1),
                     partial(setattr, state, "pending", state.pending + 1),
                 )
-        self._ring()
+        if soon:
+            self._ring()
         return True
+
+    def batch(self, name: str) -> Batch:
+        """What the items of a batched sink stand in; never with room for those of another one."""
+        batch = self._states[name].batch
+        return Batch() if batch is None else batch
 
     def call(self, work: Callable[[], object], *, soon: bool = True) -> bool:
         """Run ``work`` on the writer thread, in the order of the plain items; False if closed.
 
-        Not ``soon``: within `COLLECT_S`. To wake a thread costs who wakes it tens of microseconds.
+        Not ``soon``: see `put`.
         """
         with self._lock:
             if self._closing and not self._still_open():
@@ -323,6 +346,8 @@ class Writer:
         self._closing = True
         for state in self._states.values():
             state.bound = 0
+            if state.batch is not None:
+                state.batch.room = 0
 
     def _on_own_thread(self) -> bool:
         return threading.get_ident() == self._thread_id
@@ -515,7 +540,7 @@ class Writer:
         for state in self._states.values():
             state.file.abandon()
             if state.batch is not None:
-                state.batch = deque()
+                state.batch = Batch()
 
 
 class _Entry:
@@ -543,7 +568,8 @@ class _State:
         # What `put` compares with; 0 once nothing is taken any more.
         self.bound = sink.bound
         self.half = max(1, sink.bound // 2)
-        self.batch: deque[Any] | None = deque() if sink.encode is not None else None
+        # The half is noticed by `put`, which rings.
+        self.batch = None if sink.encode is None else Batch(self.half - 1)
         self.gap = 0
         self.created = self.written = self.dropped = self.pending = 0
         self.reasons: dict[str, int] = {}

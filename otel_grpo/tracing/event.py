@@ -21,11 +21,15 @@ class Event:
     """Locks the ledger and turns bad values into counted misuse, anything else into a counted fault.
 
     What it takes is the run's own time. Gives the open window, or None when there is nothing to report to.
+
+    Args:
+        window: that the report is for.
+        needed: outside an open window the report is misuse.
     """
 
     __slots__ = ("_entered", "_locked", "_name", "_needed", "_run", "_window")
 
-    def __init__(self, run: Run, name: str, window: Window | None, needed: bool) -> None:
+    def __init__(self, run: Run, name: str, window: Window | None, *, needed: bool = True) -> None:
         self._run = run
         self._name = name
         self._window = window

@@ -44,6 +44,8 @@ def whole(value: Any, name: str) -> int:
 
 def natural(value: Any, name: str) -> int:
     """A count."""
+    if type(value) is int and 0 <= value < 2**63:
+        return value
     plain = whole(value, name)
     if plain < 0:
         raise ValueError(f"{name} is not negative")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
 
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 
@@ -19,20 +18,21 @@ class UrandomIdGenerator(IdGenerator):
     """
 
     def __init__(self) -> None:
-        self._ids: Iterator[int] = iter(())
-        os.register_at_fork(after_in_child=self._forget)
+        #: Ids that are drawn and not given. To `pop` one is a single step under the interpreter's
+        #: lock: two threads never get the same one.
+        self.stock: list[int] = []
+        os.register_at_fork(after_in_child=self.stock.clear)
 
     def generate_span_id(self) -> int:
-        # `next` is one step under the interpreter's lock: two threads never get the same id.
-        while not (value := next(self._ids, 0)):
-            self._ids = iter(struct.unpack(f"{_IDS_OF_A_BLOCK}Q", os.urandom(8 * _IDS_OF_A_BLOCK)))
-        return value
+        while True:
+            try:
+                return self.stock.pop()
+            except IndexError:
+                block = struct.unpack(f"{_IDS_OF_A_BLOCK}Q", os.urandom(8 * _IDS_OF_A_BLOCK))
+                self.stock.extend(filter(None, block))  # zero is no id
 
     def generate_trace_id(self) -> int:
         return self.generate_span_id() << 64 | self.generate_span_id()
-
-    def _forget(self) -> None:
-        self._ids = iter(())
 
 
 #: Of this process; what registers for forks can't be taken back, so there is one for all runs.

@@ -10,6 +10,7 @@ from opentelemetry.trace import set_span_in_context
 
 from otel_grpo.core.ledger import Samples, UnreadBatch
 from otel_grpo.tracing import given, sanitize
+from otel_grpo.tracing.event import Event
 from otel_grpo.tracing.phase import Phase
 from otel_grpo.tracing.publication import Publication
 from otel_grpo.tracing.update import Update
@@ -114,7 +115,7 @@ class Iteration:
 
     def generated(self, rollout_id: RolloutId, n: int, *, first: int = 0) -> None:
         """`n` completions were sampled, consumed later or not."""
-        with self._run._event("generated", self._window) as window:
+        with Event(self._run, "generated", self._window) as window:
             if window is not None:
                 run_of_samples = (
                     given.rollout(rollout_id),
@@ -166,7 +167,7 @@ class Iteration:
             "group_ids": groups,
         }
         indices = given.extent(columns.values(), n, first)
-        with self._run._event("consumed", self._window) as window:
+        with Event(self._run, "consumed", self._window) as window:
             if window is not None:
                 batch = given.batch(rollout_id, columns, indices, truncated, (first, n))
                 if versions is not None:
@@ -192,7 +193,7 @@ class Iteration:
         """
         indices = range(first, first + n)
         run = self._run
-        with run._event("consumed", self._window) as window:
+        with Event(run, "consumed", self._window) as window:
             if window is not None:
                 lag = run.version - version
                 batch = UnreadBatch(
@@ -208,7 +209,7 @@ class Iteration:
 
     def trained(self, samples: Iterable[tuple[RolloutId, int]]) -> None:
         """A forward and backward pass over samples: a visit of each."""
-        with self._run._event("trained", self._window) as window:
+        with Event(self._run, "trained", self._window) as window:
             if window is not None:
                 self._run.ledger.visit(given.visits(samples))
 
@@ -220,7 +221,7 @@ class Iteration:
             n: number of samples.
             tokens: their completion tokens, where known.
         """
-        with self._run._event("discarded", self._window) as window:
+        with Event(self._run, "discarded", self._window) as window:
             if window is not None:
                 row = (
                     sanitize.label(reason),
@@ -231,7 +232,7 @@ class Iteration:
 
     def padding(self, tokens: int) -> None:
         """Padding tokens that were computed in this iteration."""
-        with self._run._event("padding", self._window) as window:
+        with Event(self._run, "padding", self._window) as window:
             if window is not None:
                 events = self._run.ledger.window
                 events.padding = (events.padding or 0) + given.natural(tokens, "tokens")
@@ -277,7 +278,7 @@ class Iteration:
         """
         run = self._run
         publication = Publication(run, self.number or 0)
-        with run._event("publication", self._window) as window:
+        with Event(run, "publication", self._window) as window:
             if window is not None:
                 publication.version = given.whole(version, "version")
                 publication.kind = (

@@ -12,22 +12,23 @@ _numbers = itertools.count()
 
 
 class LaneState(threading.local):
-    """What belongs to the running thread: its lane, and the plugin's own time spent on it."""
+    """What belongs to the running thread: its lane."""
 
     def __init__(self) -> None:
         self.lane = next(_numbers)
 
 
-_thread = LaneState()
+of_thread = LaneState()
 _tasks: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
+#: The loop that runs in this thread, or None; `asyncio.current_task` raises where there is none.
+in_a_loop = asyncio._get_running_loop
 
 
 def current() -> int:
     """Number of the running lane; a number is used once per process."""
-    # Without a running loop `asyncio.current_task()` raises: ask for the loop first.
-    if asyncio._get_running_loop() is not None and (task := asyncio.current_task()) is not None:
+    if in_a_loop() is not None and (task := asyncio.current_task()) is not None:
         lane = _tasks.get(task)
         if lane is None:
             lane = _tasks[task] = next(_numbers)
         return lane
-    return _thread.lane
+    return of_thread.lane

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from otel_grpo.records.writer import Batch
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -78,18 +80,23 @@ class Live(Protocol):
         """
 
 
-def span_sink(writer: Writer, live: Live | None) -> Callable[[ReadableSpan | Ended], object]:
-    """Where a span goes when it is over. Files and network never wait for each other."""
+def span_sink(
+    writer: Writer, live: Live | None
+) -> tuple[Callable[[ReadableSpan | Ended], object], Batch]:
+    """Where a span goes when it is over. Files and network never wait for each other.
+
+    Returns a function that takes it, and what takes it without a call while it has room.
+    """
     put = partial(writer.put, "spans")
     if live is None:
-        return put
+        return put, writer.batch("spans")
     send = live.span
 
     def both(span: ReadableSpan | Ended) -> None:
         put(span)
         send(span)
 
-    return both
+    return both, Batch()
 
 
 def counts_of(writer: Writer, live: Live | None) -> dict[str, SinkCounts]:

@@ -110,7 +110,7 @@ class Output:
             tick=self.tick,
             tick_s=SUMMARY_TICK_S,
         )
-        self.span = span_sink(self.writer, live)
+        self.span, self.spans = span_sink(self.writer, live)
         self._recorder.head = None if directory is None else directory.prev
 
     @property
@@ -141,7 +141,8 @@ class Output:
 
     def opened(self, iteration: int, start_ns: int) -> None:
         """A window without a record was cut by the process's end."""
-        self.worker(WindowOpened(self.run_id, self.attempt, iteration, start_ns))
+        line = WindowOpened(self.run_id, self.attempt, iteration, start_ns)
+        self.writer.put("workers", line, soon=False)
 
     def published_late(self, iteration: int, version: int, completed_ns: int) -> None:
         """A publication was confirmed after the record of its window."""
@@ -169,7 +170,7 @@ class Output:
         self.writer.put("metrics_raw", record, held=True)
 
     def flat(self, scalars: Scalars) -> None:
-        self.writer.put("metrics", scalars.line)
+        self.writer.put("metrics", scalars.line, soon=False)
 
     def worker(self, line: WorkerLine) -> None:
         self.writer.put("workers", line)

@@ -123,8 +123,33 @@ class Phase:
             window = run.window
             if window is None or self._window is not None:
                 self._refuse(run, window)
+                return self
+            previous = _current.get()
+            if previous is not None and not (previous.open and previous._run is run):
+                previous = current_phase(run)
+            parent = self._parent
+            if parent is None or parent._run is not run or not parent.open:
+                parent = previous
+            if self.name not in semconv.SPAN_OF_PHASE:
+                self.name = sanitize.label(self.name)
+            if self.start_ns is None:
+                self.start_ns = run.clock.at(entered)
+            elif type(self.start_ns) is not int:
+                self.start_ns = run._instant("phase_start", self.start_ns)
+            if run.shared:
+                self._start_shared(run, window, parent)
             else:
-                self._start(run, window, entered)
+                if self._attributes:
+                    self._attributes = run.light.settled(self._attributes)
+                above = window.ids[1] if parent is None or parent._row is None else parent._row.id
+                self._row = run.light.row(self.name, above, self.start_ns, self._attributes)
+            self._window = window
+            self._previous = previous
+            self.open = True
+            _current.set(self)
+            if run.shared:
+                self._outside = otel_context.get_current()
+                otel_context.attach(self.context)
         except ApiError:
             raise
         except Exception as error:
@@ -142,10 +167,34 @@ class Phase:
         if not run.live:
             return
         try:
-            if self.open:
-                self._stop(run, error, run.clock.at(entered) if end_ns is None else end_ns)
-            elif not self._refused:
-                run.guard.misuse("phase_closed", f"phase {self.name!r} is not open")
+            if not self.open:
+                if not self._refused:
+                    run.guard.misuse("phase_closed", f"phase {self.name!r} is not open")
+                return
+            if end_ns is None:
+                end_ns = run.clock.at(entered)
+            if type(end_ns) is not int or end_ns < (self.start_ns or 0):
+                end_ns = self._end(end_ns)
+            if error is not None and (span := self.span) is not None:
+                mark_failed(span, error)
+            self.open = False
+            try:
+                if (row := self._row) is None:
+                    self._end_shared(run, end_ns, error)
+                elif row.end is None:  # else its user ended the span himself
+                    flags = 0 if self._span is None and not self._attributes else self._flags()
+                    run.account.end(row.id, end_ns, flags)
+                    batch = run.output.spans
+                    if len(batch) < batch.room:
+                        batch.append(self)
+                    else:
+                        run.output.span(self)
+            finally:
+                before = self._previous
+                if run.shared or not (before is None or before.open) or _current.get() is not self:
+                    self._leave()
+                else:  # as `_leave` does, without a call more: the training pays for it
+                    _current.set(before)
         except ApiError:
             raise
         except Exception as fault:
@@ -158,40 +207,16 @@ class Phase:
         assert isinstance(span, LightSpan)
         return span.readable()
 
-    def _start(self, run: Run, window: Window, entered: int) -> None:
-        previous = _current.get()
-        if previous is not None and not (previous.open and previous._run is run):
-            previous = current_phase(run)
-        parent = self._parent
-        if parent is None or parent._run is not run or not parent.open:
-            parent = previous
-        if self.name not in semconv.SPAN_OF_PHASE:
-            self.name = sanitize.label(self.name)
-        if self.start_ns is None:
-            self.start_ns = run.clock.at(entered)
-        elif type(self.start_ns) is not int:
-            self.start_ns = run._instant("phase_start", self.start_ns)
-        if run.shared:
-            self._span = run.start_span(
-                name_of(self.name),
-                parent or window,
-                window.attributes,
-                self.start_ns,
-                self.name,
-                self._attributes,
-            )
-        else:
-            if self._attributes:
-                self._attributes = run.light.settled(self._attributes)
-            above = window.ids[1] if parent is None or parent._row is None else parent._row.id
-            self._row = run.light.row(self.name, above, self.start_ns, self._attributes)
-        self._window = window
-        self._previous = previous
-        self.open = True
-        _current.set(self)
-        if run.shared:
-            self._outside = otel_context.get_current()
-            otel_context.attach(self.context)
+    def _start_shared(self, run: Run, window: Window, parent: Phase | None) -> None:
+        assert self.start_ns is not None
+        self._span = run.start_span(
+            name_of(self.name),
+            parent or window,
+            window.attributes,
+            self.start_ns,
+            self.name,
+            self._attributes,
+        )
 
     def _refuse(self, run: Run, window: Window | None) -> None:
         if window is None:
@@ -199,22 +224,6 @@ class Phase:
             run.guard.misuse("phase_outside", f"phase {self.name!r} outside an iteration")
         else:
             run.guard.misuse("phase_twice", f"phase {self.name!r} was started twice")
-
-    def _stop(self, run: Run, error: BaseException | None, end_ns: int) -> None:
-        if type(end_ns) is not int or end_ns < (self.start_ns or 0):
-            end_ns = self._end(end_ns)
-        if error is not None and (span := self.span) is not None:
-            mark_failed(span, error)
-        self.open = False
-        try:
-            if (row := self._row) is None:
-                self._end_shared(run, end_ns, error)
-            elif row.end is None:  # else its user ended the span himself
-                flags = 0 if self._span is None and not self._attributes else self._flags()
-                run.account.end(row.id, end_ns, flags)
-                run.output.span(self)
-        finally:
-            self._leave()
 
     def _end_shared(self, run: Run, end_ns: int, error: BaseException | None) -> None:
         span, self._span = self._span, None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_grpo.records.model import Publication as Row
 from otel_grpo.tracing import given
+from otel_grpo.tracing.event import Event
 
 if TYPE_CHECKING:
     from otel_grpo.records.model import PublicationKind
@@ -62,7 +63,7 @@ class Publication:
         """
         run = self._run
         completed_ns = run._instant("publication", at_ns)
-        with run._event("publication", run.window, window_needed=False):
+        with Event(run, "publication", run.window, needed=False):
             if not run.live:
                 return
             if self.completed_ns is not None:
@@ -80,7 +81,7 @@ class Publication:
     def moved(self, version: int, at_ns: int) -> None:
         """A later version takes its place: a window publishes its last one."""
         run = self._run
-        with run._event("publication", run.window, window_needed=False):
+        with Event(run, "publication", run.window, needed=False):
             if self.recorded or not run.live:
                 return
             self.version, self.started_ns = version, at_ns

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, perf_counter_ns, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from opentelemetry.sdk.resources import Resource
@@ -323,7 +323,9 @@ class Run:
 
     def memory(self) -> Request | None:
         """Have memory and devices read now, on a thread of its own: nothing waits for it here."""
+        entered = perf_counter_ns()
         window, sampler = self.window, self.sampler
+        request = None
         if window is None:
             self._misuse("memory_outside", "'memory' outside an open iteration")
         elif sampler is not None:
@@ -332,9 +334,8 @@ class Run:
                 window.requests.append(request)
             except Exception as error:
                 self.guard.fault("memory", error)
-            else:
-                return request
-        return None
+        self.self_ns += perf_counter_ns() - entered
+        return request
 
     def log_scalars(
         self,
@@ -356,7 +357,7 @@ class Run:
                 sequence: none, the line goes to ``metrics.jsonl`` alone.
             flat: whether there is that line; not for a trainer that keeps a flat file of its own.
         """
-        with self._event("log_scalars", self.window, window_needed=False):
+        with Event(self, "log_scalars", self.window, needed=False):
             if not self.live:
                 return
             told = Scalars(scalars, step, epoch)
@@ -368,7 +369,7 @@ class Run:
 
     def resumed(self, **base: int) -> None:
         """Counts that were restored from a checkpoint, such as ``optimizer_step`` or ``tokens``."""
-        with self._event("resumed", self.window, window_needed=False):
+        with Event(self, "resumed", self.window, needed=False):
             if self.live:
                 known = {name: given.natural(value, name) for name, value in base.items()}
                 self.output.resumed(known)
@@ -465,7 +466,7 @@ class Run:
 
     def worker_call(self, method: str, duration_ns: int) -> None:
         """One call of a timed function that ended in the open window."""
-        with self._event("timed", self.window, window_needed=False) as window:
+        with Event(self, "timed", self.window, needed=False) as window:
             if window is not None and self.window is not None:
                 self.window.workers[method].append(duration_ns)
 
@@ -545,9 +546,6 @@ class Run:
                     rollout_id,
                 )
             self._replays.add(rollout_id)
-
-    def _event(self, name: str, window: Window | None, *, window_needed: bool = True) -> Event:
-        return Event(self, name, window, window_needed)
 
     def _die_in_child(self) -> None:
         """In a forked child: nothing is recorded, and no lock is one that the parent held."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_grpo import semconv
 from otel_grpo.tracing import given, sanitize
+from otel_grpo.tracing.event import Event
 from otel_grpo.tracing.evidence import UpdateDraft
 from otel_grpo.tracing.phase import Phase
 
@@ -87,7 +88,7 @@ class Update:
     def _starts(self) -> bool:
         """False where there is no window for it."""
         run = self._run
-        with run._event("update", run.window) as window:
+        with Event(run, "update", run.window) as window:
             if window is not None:
                 run.handover.release_update()
                 return True
@@ -98,7 +99,7 @@ class Update:
         end = self.end_ns = run.clock.now()
         if self.phase.open:
             self.phase.stop(error, end)
-        with run._event("update", run.window) as window:
+        with Event(run, "update", run.window) as window:
             if window is None:
                 return
             count = ledger.pending if self.samples is None else self.samples

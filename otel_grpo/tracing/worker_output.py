@@ -74,7 +74,7 @@ class WorkerOutput:
             on_warning=warn_of_loss,
             lull_s=LULL_S,
         )
-        self.span = span_sink(self.writer, live)
+        self.span, self.spans = span_sink(self.writer, live)
 
     # --- on any thread
 

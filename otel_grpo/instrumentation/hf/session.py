@@ -132,7 +132,7 @@ class LoopSession(WindowSession):
         self._update = self._iteration.update(
             nominal=self._nominal(),
             start_ns=at_ns,
-            attributes=self._attributes(semconv.OPTIMIZER),
+            attributes=self._attributes.get(semconv.OPTIMIZER),
         ).start()
 
     def _nominal(self) -> int | None:

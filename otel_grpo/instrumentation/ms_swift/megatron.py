@@ -101,7 +101,7 @@ class MegatronSession(WindowSession):
         self._policy = None
         if self._iteration is not None:
             self._update = self._iteration.update(
-                start_ns=now, attributes=self._attributes(semconv.OPTIMIZER)
+                start_ns=now, attributes=self._attributes.get(semconv.OPTIMIZER)
             ).start()
 
     def _replace_data_iterator(self, *_: Any, **__: Any) -> Steps:

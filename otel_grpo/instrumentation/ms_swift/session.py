@@ -33,6 +33,10 @@ class Session(LoopSession):
 
     def __init__(self, trainer: Any, run: Run) -> None:
         super().__init__(trainer, run)
+        if trainer.is_deepspeed_enabled:
+            # The engine has stepped inside backward: the time is in `policy_train`.
+            told = self._attributes.get(semconv.OPTIMIZER, {})
+            self._attributes[semconv.OPTIMIZER] = {**told, semconv.OPTIMIZER_FUSED: True}
         self._generations: list[Sequence[Any]] = []  # samples of the rollout that is being made
         self._valid: list[list[bool]] = []  # what dynamic sampling found of each of them
         self._chunks: Sequence[Sequence[Any]] = ()  # the samples as the trainer trains on them
@@ -41,13 +45,6 @@ class Session(LoopSession):
         self._fetch: Phase | None = None
         self._written_by = 0  # version of the weights that made the rollout at hand
         self._in_flight = 0  # the same of a rollout that is made beside the training
-
-    def _attributes(self, phase: str) -> dict[str, Any] | None:
-        attributes = super()._attributes(phase)
-        if phase == semconv.OPTIMIZER and self.trainer.is_deepspeed_enabled:
-            # The engine has stepped inside backward: the time is in `policy_train`.
-            attributes = {**(attributes or {}), semconv.OPTIMIZER_FUSED: True}
-        return attributes
 
     def _nominal(self) -> int | None:
         return None if self.trainer.dynamic_num_samples else super()._nominal()
