@@ -214,6 +214,46 @@ def test_batched_items_are_written_without_a_flush(tmp_path):
     assert writer.close()
 
 
+def test_batch_has_room_below_half_of_its_bound(tmp_path):
+    """What is left there without a call is written and counted; what would be too much is put."""
+    writer = Writer([Sink("spans", tmp_path / "spans.jsonl", bound=8, encode=count_lines)])
+    batch = writer.batch("spans")
+    taken = 0
+    while len(batch) < batch.room:
+        batch.append(taken)
+        taken += 1
+    assert taken == 3  # the fourth is half of the bound: it rings
+    assert writer.counts()["spans"] == SinkCounts(created=3, written=0, dropped=0, pending=3)
+    assert [writer.put("spans", item) for item in range(3, 9)] == [True] * 5 + [False]
+    writer.start()
+    assert writer.close()
+    assert batch.room == 0
+    assert lines(tmp_path / "spans.jsonl") == [b"[0,1,2,3,4,5,6,7]"]
+    counts = SinkCounts(9, 8, 1, 0, {"queue_full": 1})
+    assert writer.counts()["spans"] == counts
+
+
+def test_sink_without_a_batch_gives_no_room(tmp_path):
+    """Nothing is left where nobody would take it."""
+    writer = Writer([Sink.nowhere("spans", "no_directory")])
+    assert writer.batch("spans").room == 0
+
+
+def test_item_that_may_wait_wakes_nobody(tmp_path):
+    """It is written with the next one that is due, before it."""
+    writer = Writer([Sink("flat", tmp_path / "flat.jsonl", bound=8)])
+    rings = []
+    writer._ring = lambda: rings.append(1)
+    writer.put("flat", b"1", soon=False)
+    assert not rings
+    writer.put("flat", b"2")
+    assert rings == [1]
+    writer.start()
+    assert writer.flush()
+    assert lines(tmp_path / "flat.jsonl") == [b"1", b"2"]
+    writer.close()
+
+
 def test_items_wait_for_others(tmp_path):
     """With a lull nothing is written at once, all of it in the order given, and none is lost."""
     path = tmp_path / "workers.jsonl"
