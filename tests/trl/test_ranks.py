@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import stand_in_vllm as vllm
 from of_two_ranks import (  # noqa: F401 (pytest finds them here)
     SLICES,
     Job,
@@ -22,7 +24,13 @@ FIXED = {
     "max_steps": 3,
     "generation_kwargs": {"min_new_tokens": 8},
 }
-OPTIONS = {"same": {"max_steps": 3}, "plain": {"rows": 16, **SLICES}, "fixed": FIXED}
+SERVED = {"per_device_train_batch_size": 4, "max_steps": 3}
+OPTIONS = {
+    "same": {"max_steps": 3},
+    "plain": {"rows": 16, **SLICES},
+    "fixed": FIXED,
+    "served": SERVED,
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +43,31 @@ def test_total_is_what_the_trainer_gathers(job):
     """TRL logs the tokens of all processes."""
     files = audited(job.folder / "plain")
     assert files.summary["tokens"]["total"] == job.seen("plain")[0]["logged"][-1]
+
+
+@pytest.mark.skipif(not vllm.FITS, reason="the stand-in is for a newer TRL")
+def test_one_rank_asks_the_server_for_both(job):
+    """It generates, the other one waits; the push of both is one publication."""
+    asked, idle = (json.loads((job.folder / f"vllm-{rank}.json").read_text()) for rank in (0, 1))
+    assert idle == {"told": [], "prompts": [], "made": []}
+    assert [each for each in asked["told"] if each in ("push", "generate")] == [
+        *("push", "generate") * 3
+    ]
+    files = audited(job.folder / "served")
+    windows = files.of("rollout")
+    for window in windows:
+        zero, one = (window["attributes"]["per_rank"][rank] for rank in "01")
+        assert ("rollout_wait" in zero, "rollout_wait" in one) == (False, True)
+    assert [[p["version"] for p in w["attributes"]["publications"]] for w in windows] == [
+        *([1], [2], [3])
+    ]
+    assert (files.summary["publications"], files.summary["publications_pending"]) == (2, 1)
+    tokens = files.summary["tokens"]
+    assert tokens["prompt"] == sum(map(len, asked["prompts"]))
+    assert tokens["completion"] == sum(map(len, asked["made"]))
+    lengths = [n for w in windows for n in w["attributes"]["completion_lengths"]]
+    assert lengths == list(map(len, asked["made"]))
+    assert tokens["total"] == job.seen("served")[0]["logged"][-1]
 
 
 def test_one_process_and_two_count_the_same(job, trl, tmp_path, monkeypatch):
