@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import inspect
-import logging
 from collections.abc import Callable, Generator, Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import wrapt
 from packaging.specifiers import SpecifierSet
 
+from otel_grpo.tracing.guard import logger
+
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.sdk.trace import TracerProvider
-
-logger = logging.getLogger("otel_grpo")
 
 _ABSENT: Any = object()
 

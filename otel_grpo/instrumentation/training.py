@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from threading import get_ident
@@ -13,9 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from otel_grpo.instrumentation.base import Hook, Patches, Providers, Steps, around
 from otel_grpo.instrumentation.windows import WindowSession
-from otel_grpo.tracing.guard import Guard
-
-logger = logging.getLogger("otel_grpo")
+from otel_grpo.tracing.guard import Guard, logger
 
 S = TypeVar("S", bound=WindowSession)
 

@@ -10,10 +10,25 @@ import threading
 from collections import Counter
 from time import monotonic
 
-logger = logging.getLogger("otel_grpo")
-
 STRICT = "OTEL_GRPO_STRICT"
 _SECONDS_BETWEEN_LOGS = 60.0
+
+
+class _Logger:
+    """Python's logger of this package: a handler of the user's that fails must not reach the training."""
+
+    _logger = logging.getLogger("otel_grpo")
+
+    def debug(self, message: str, *about: object) -> None:
+        with contextlib.suppress(Exception):
+            self._logger.debug(message, *about, stacklevel=2)
+
+    def warning(self, message: str, *about: object, exc_info: bool = False) -> None:
+        with contextlib.suppress(Exception):
+            self._logger.warning(message, *about, exc_info=exc_info, stacklevel=2)
+
+
+logger = _Logger()
 
 
 class ApiError(Exception):

@@ -371,7 +371,7 @@ class Run:
         """Counts that were restored from a checkpoint, such as ``optimizer_step`` or ``tokens``."""
         with Event(self, "resumed", self.window, needed=False):
             if self.live:
-                known = {name: given.natural(value, name) for name, value in base.items()}
+                known = {sanitize.label(name): given.natural(n, name) for name, n in base.items()}
                 self.output.resumed(known)
 
     def have_read(self, batch: UnreadBatch) -> None:

@@ -252,6 +252,29 @@ def test_wrong_use_is_counted_and_harmless(
     check_whole(recorded)
 
 
+class Broken(logging.Handler):
+    """Of the user: the place where he sends what is logged is away."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise OSError(record.getMessage())
+
+
+def test_a_log_handler_that_fails(clock: FakeClock) -> None:
+    """What is told to it reaches nobody; the training goes on, and the mistake is counted."""
+    handler = Broken()
+    logging.getLogger().addHandler(handler)
+    try:
+        with recorded_run(clock=clock, strict=False) as recorded, recorded.run.iteration() as it:
+            it.consumed(0, prompt_lengths=["many"])
+            with recorded.run.iteration():
+                pass
+            recorded.run.guard.fault("memory", OSError("no driver"))
+    finally:
+        logging.getLogger().removeHandler(handler)
+    errors = recorded.summary.observed.errors
+    assert errors == {"api.consumed": 1, "api.iteration_inside": 1, "memory": 1}
+
+
 def test_strict_mode_raises(clock: FakeClock, subtests: pytest.Subtests) -> None:
     """The same raises ApiError with a sentence where strict mode is on."""
     with recorded_run(clock=clock, strict=True) as recorded:

@@ -342,6 +342,14 @@ def test_base_that_makes_no_sense_is_no_obstacle(clock: FakeClock) -> None:
         assert recorded.summary.observed.errors == {"api.base": 1}
 
 
+def test_names_of_a_base_that_no_file_can_hold(clock: FakeClock) -> None:
+    """They are written as they can be, whenever they become known; the summary is not lost."""
+    with recorded_run(clock=clock, base={"\ud800": 1}) as recorded:
+        recorded.run.resumed(**{"\udce9 tokens": 2})
+    assert recorded.summary.status == "completed"
+    assert recorded.summary.base == {"? tokens": 2}
+
+
 def test_names_of_the_run(clock: FakeClock, tmp_path: Path) -> None:
     """Trainer, role and run id may be any text: they name files and stand in records."""
     with recorded_run(

@@ -10,9 +10,9 @@ from typing import Any
 
 from otel_grpo.instrumentation.base import Hook, Providers, Steps
 from otel_grpo.instrumentation.hf.hooks import LoopHooks
-from otel_grpo.instrumentation.training import logger
 from otel_grpo.instrumentation.trl import contract
 from otel_grpo.instrumentation.trl.session import Session
+from otel_grpo.tracing.guard import logger
 
 # A key that no trainer uses: our column in the dict that TRL shuffles.
 _ORDER = "otel_grpo.order"

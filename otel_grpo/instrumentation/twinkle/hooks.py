@@ -7,7 +7,6 @@ import contextlib
 import functools
 import importlib.metadata
 import inspect
-import logging
 import os
 import sys
 import threading
@@ -20,9 +19,7 @@ from otel_grpo.instrumentation.base import Hook, Patches, Providers, Steps, arou
 from otel_grpo.instrumentation.twinkle import calls, contract
 from otel_grpo.instrumentation.twinkle.session import Session
 from otel_grpo.tracing import lifecycle
-from otel_grpo.tracing.guard import Guard
-
-logger = logging.getLogger("otel_grpo")
+from otel_grpo.tracing.guard import Guard, logger
 
 _REWARDS = "twinkle.reward."
 _ADVANTAGES = "twinkle.advantage."

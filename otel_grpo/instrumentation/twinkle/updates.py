@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_grpo.tracing.guard import logger
 
 if TYPE_CHECKING:
     from otel_grpo.instrumentation.base import Steps
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from otel_grpo.tracing.iteration import Iteration
     from otel_grpo.tracing.run import Run
     from otel_grpo.tracing.update import Update
-
-logger = logging.getLogger("otel_grpo")
 
 
 class Later(NamedTuple):

@@ -8,7 +8,6 @@ thread that started the session.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from otel_grpo import semconv
 from otel_grpo.instrumentation.twinkle.batch import Batch
 from otel_grpo.instrumentation.twinkle.remote import Waits, collected
+from otel_grpo.tracing.guard import logger
 from otel_grpo.tracing.phase import current_phase
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from otel_grpo.tracing.run import Run
 
 Timed = Generator[None, "Outcome", "Outcome"]
-
-logger = logging.getLogger("otel_grpo")
 
 
 class _Call(threading.local):
