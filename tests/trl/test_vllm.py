@@ -282,6 +282,22 @@ def test_rollout_function_that_returns_tensors(trl, tmp_path, monkeypatch):
     assert published(files.of("rollout")) == [[(1, True)], [(2, False)]]
 
 
+@pytest.mark.parametrize("column", ["completion_ids", "tool_mask"])
+def test_no_tensor_is_read(trl, column):
+    """Whichever of the lists holds them."""
+    import torch
+
+    from otel_grpo.instrumentation.trl.rollout import count
+
+    given = {"prompt_ids": [[1]], "completion_ids": [[2, 3]], "tool_mask": [[1, 0]]}
+    rule = {"stops": (), "group_size": 1, "drops_truncated": False}
+    columns, _ = count(**given, **rule)
+    assert (columns["completion_lengths"], columns["environment_lengths"]) == ([1], [1])
+    tensors = [torch.tensor(each) for each in given[column]]
+    with pytest.raises(TypeError, match="tensors"):
+        count(**{**given, column: tensors}, **rule)
+
+
 # --- tools
 
 

@@ -66,7 +66,8 @@ def count(
     Raises TypeError for tensors, which a rollout function may return: to read one may wait for a
     device.
     """
-    if any(hasattr(kind, "requires_grad") for kind in set(map(type, completion_ids))):
+    kinds = {*map(type, completion_ids), *map(type, tool_mask if tool_mask is not None else ())}
+    if any(hasattr(kind, "requires_grad") for kind in kinds):
         raise TypeError("the generation returned tensors instead of lists of ids")
     written = list(map(len, completion_ids))
     environment = None
