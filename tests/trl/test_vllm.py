@@ -176,19 +176,22 @@ def test_an_evaluation_that_gets_the_weights_first(observed, tmp_path):
 
     given = trainer(
         tmp_path, max_steps=2, eval_dataset=tiny.sums(2), eval_strategy="steps", eval_steps=1,
-        per_device_eval_batch_size=8, **COLOCATED,
+        per_device_eval_batch_size=8, eval_on_start=True, **COLOCATED,
     )  # fmt: skip
     given.train()
-    assert engine.told == ["push", "generate", "push", "generate", "generate", "push", "generate"]
+    # The first evaluation is before the first window: version 0 is there when it starts.
+    evaluated = ["push", "generate"]
+    assert engine.told == [*evaluated, "generate", *evaluated, "generate", *evaluated]
     files = audited(observed)
     windows = first, second = files.of("rollout")
     assert published(windows) == [[(1, True)], [(2, True)]]
     assert files.phases(first)["weight_sync", "evaluation"] == 1
+    assert order(first)[:4] == [*FETCH, "data", "generation", "adv_pipeline"]
     assert order(second)[:3] == ["data", "generation", "adv_pipeline"]
     assert siblings(windows)
     assert files.summary["publications_pending"] == 0
-    # An evaluation's samples are not the training's: the first and the third generation are.
-    trained = engine.made[:8] + engine.made[16:24]
+    # An evaluation's samples are not the training's: the second and the fourth generation are.
+    trained = engine.made[8:16] + engine.made[24:32]
     assert files.summary["tokens"]["completion"] == sum(map(len, trained))
 
 
@@ -462,6 +465,45 @@ def test_an_engine_that_fails(observed, tmp_path, monkeypatch, place):
         assert order(windows[0])[-2:] == PUSH
     assert windows[-1]["attributes"]["window"]["status"] == "aborted"
     assert siblings(windows)
+
+
+@pytest.mark.parametrize("broken", ["start", "end"])
+def test_broken_hooks_harm_nothing(trl, tmp_path, monkeypatch, broken):
+    """Around TRL's methods and the engine's: faults are counted, every generation has a window."""
+    from support import Files
+
+    import otel_grpo
+    from otel_grpo.instrumentation.trl.session import Session
+
+    def losses(name):
+        engine.forget()
+        with mock.patch.dict(os.environ):
+            given = trainer(tmp_path / name, max_steps=2, **ASLEEP)
+            given.train()
+        return [log.get("loss") for log in given.state.log_history], list(engine.told)
+
+    def breaks(self):
+        if broken == "end":
+            yield
+        raise LookupError("ours")
+        yield
+
+    expected = losses("alone")
+    hooked = ("sync_weights", "generate", "wake_up", "sleep")
+    for name in hooked:
+        monkeypatch.setattr(Session, name, breaks)
+    monkeypatch.setenv("OTEL_GRPO_RUN_DIR", str(tmp_path / "run"))
+    otel_grpo.instrument()
+    try:
+        assert losses("observed") == expected
+    finally:
+        otel_grpo.uninstrument()
+    files = Files(tmp_path / "run")
+    errors = files.summary["observed"]["errors"]
+    times = {"sync_weights": 2, "generate": 2, "wake_up": 4, "sleep": 2}
+    assert errors == {f"trl.hook.{name}": n for name, n in times.items()}
+    assert len(files.of("rollout")) == 2
+    assert files.summary["samples"]["consumed"] == 16
 
 
 def test_hooks_of_vllm_are_taken_back(trl, tmp_path):
