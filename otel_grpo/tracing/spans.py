@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.trace import Status, StatusCode
+from opentelemetry.trace import Link, Status, StatusCode
 
 from otel_grpo import semconv
 from otel_grpo.records.model import ERROR, FUSED_OPTIMIZER, NOT_DEVICE_SYNCED, OWN_LOG
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from opentelemetry.context import Context
-    from opentelemetry.trace import Link, Span
+    from opentelemetry.trace import Span
 
 
 # An exception's own words, which may hold prompts.
@@ -91,7 +91,7 @@ def leaving(span: ReadableSpan) -> ReadableSpan:
         resource=span.resource,
         attributes=attributes,
         events=() if foreign else [_without_text(event) for event in span.events],
-        links=span.links,
+        links=[Link(link.context) for link in span.links] if foreign else span.links,
         kind=span.kind,
         status=Status(span.status.status_code),
         start_time=span.start_time,

@@ -238,6 +238,7 @@ def test_content_of_other_libraries(tmp_path: Path) -> None:
             with tracer.start_as_current_span(
                 "judge",
                 attributes={"rl.phase": "judge", "rl.n": 2, "gen_ai.completion": "secret"},
+                links=[Link(SpanContext(5, 6, is_remote=True), {"gen_ai.prompt": "secret"})],
             ) as span:
                 span.add_event("choice", {"text": "secret"})
                 raise ValueError("a secret prompt")
@@ -247,6 +248,7 @@ def test_content_of_other_libraries(tmp_path: Path) -> None:
     (judge,) = [span for span in recorded.spans if span["name"] not in OURS]
     assert (judge["name"], judge["status"]) == ("judge", {"code": StatusCode.ERROR.value})
     assert "events" not in judge
+    assert judge["links"] == [{"traceId": f"{5:032x}", "spanId": f"{6:016x}", "attributes": []}]
     assert {attribute["key"] for attribute in judge["attributes"]} == {"rl.phase", "rl.n"}
     assert recorded.rollouts[0].attributes.foreign_spans == 1
 
