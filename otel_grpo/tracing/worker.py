@@ -7,6 +7,7 @@ the writer's thread.
 from __future__ import annotations
 
 import atexit
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from time import perf_counter_ns
@@ -83,6 +84,7 @@ class Worker:
         # Its thread is started by the first call that wants a reading.
         self._sampler = Sampler(readings, clock, guard, lambda: None, interval_s=0)
         self._samples = False
+        self._starting = threading.RLock()
         self._live = live
 
     def start(self) -> None:
@@ -132,9 +134,10 @@ class Worker:
         self.self_ns += perf_counter_ns() - entered
 
     def _ask(self) -> None:
-        if not self._samples:
-            self._samples = True
-            self._sampler.start()
+        with self._starting:
+            if not self._samples:
+                self._sampler.start()
+                self._samples = True
         samples = Samples()
         self._output.worker(partial(self._memory, samples, self._sampler.ask(samples)))
 

@@ -22,6 +22,7 @@ from otel_grpo.testing import recorded_run
 from otel_grpo.tracing import carrier, dormant
 from otel_grpo.tracing.call import Timer
 from otel_grpo.tracing.guard import Guard
+from otel_grpo.tracing.sampler import Sampler
 from otel_grpo.tracing.worker import Worker
 from otel_grpo.tracing.worker_output import WorkerOutput
 
@@ -92,6 +93,62 @@ def test_dormant_until_the_first_call(make: Callable[[], Worker], tmp_path: Path
     worker.finish()
     step(1)  # nobody takes it any more
     assert [type(line) for line in lines(tmp_path)] == [Joined, Call, Left]
+
+
+@timed(memory=True)
+def look() -> None:
+    pass
+
+
+def test_first_readings_of_several_threads(
+    make: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is read by one thread, which is started once."""
+    starts, start = [], Sampler.start
+
+    def slow(sampler: Sampler) -> None:
+        starts.append(sampler)
+        threading.Event().wait(0.05)
+        start(sampler)
+
+    monkeypatch.setattr(Sampler, "start", slow)
+    dormant.offer(make)
+    step(1)
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    worker = dormant.current()
+    assert worker is not None
+    worker.finish()
+    assert worker.guard.errors == {}
+    assert len(starts) == 1
+
+
+def test_no_thread_to_be_had(
+    make: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nobody waits for a reading that nobody makes; the next call may find one."""
+    start = Sampler.start
+
+    def refused(sampler: Sampler) -> None:
+        monkeypatch.setattr(Sampler, "start", start)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Sampler, "start", refused)
+    dormant.offer(make)
+    step(1)
+    worker = dormant.current()
+    assert worker is not None
+    worker.guard.strict = False
+    look()
+    assert not worker._sampler._thread.is_alive()
+    look()
+    assert worker._sampler._thread.is_alive()
+    worker.finish()
+    assert worker.guard.errors == {"timed.stop": 1}
+    assert [type(line) for line in lines(tmp_path)] == [Joined, Call, Call, Call, Left]
 
 
 def test_first_calls_of_several_threads(make: Callable[[], Worker], tmp_path: Path) -> None:
