@@ -35,7 +35,7 @@ APART := $(addprefix --ignore=tests/,live ray reference swift trl twinkle)
 QUICK_CHECKS := check-format lint types contracts check-schema check-metrics check-package
 # The longest first: two run at a time. The first build of the servers takes half an hour; it gives
 # way to the tests beside it.
-CHECKS := test-live test-reference test-swift test-twinkle test-trl test-trl-oldest test-ray $(addprefix test-core-,$(PYTHONS)) $(QUICK_CHECKS)
+CHECKS := test-live test-reference test-swift test-twinkle test-trl test-trl-oldest test-trl-deepspeed test-ray $(addprefix test-core-,$(PYTHONS)) $(QUICK_CHECKS)
 
 # Each check leaves word that it passed; pytest leaves a report beside it. tools/summary.py reads both.
 passed = mkdir -p $(RESULTS) && touch $(RESULTS)/$@.ok
@@ -99,15 +99,20 @@ $(addprefix test-core-,$(PYTHONS)): test-core-%: .venv/dev-%
 ifneq ($(TRL_PYTHON),)
 test-trl: .venv/trl ## The tests with TRL's real GRPOTrainer
 	@echo "== tests with TRL"
-	@.venv/trl/$(pytest) tests/trl tests/devices
+	@.venv/trl/$(pytest) --ignore=tests/trl/test_deepspeed.py tests/trl tests/devices
 	@$(passed)
 
 test-trl-oldest: .venv/trl-oldest ## The same trainings with the oldest TRL that is claimed
 	@echo "== tests with the oldest TRL"
 	@.venv/trl-oldest/$(pytest) $(addprefix tests/trl/test_,release.py counts.py)
 	@$(passed)
+
+test-trl-deepspeed: .venv/trl-deepspeed ## The same with DeepSpeed
+	@echo "== tests with TRL and DeepSpeed"
+	@.venv/trl-deepspeed/$(pytest) tests/trl/test_deepspeed.py
+	@$(passed)
 else
-test-trl test-trl-oldest:
+test-trl test-trl-oldest test-trl-deepspeed:
 	@echo "== tests with TRL: left out, TRL 1.16 needs Python 3.11 or later and this machine has none"
 	@$(passed)
 endif
@@ -207,7 +212,7 @@ soak: $(DEV) $(if $(TRL_PYTHON),.venv/ray) ## Kill, stop and starve runs for a l
 
 ##@ Upkeep
 
-setup: $(addprefix .venv/dev-,$(PYTHONS)) $(if $(TRL_PYTHON),.venv/trl .venv/trl-oldest .venv/swift .venv/ray) $(if $(TWINKLE_PYTHON),.venv/twinkle) ## Make the environments of the tests
+setup: $(addprefix .venv/dev-,$(PYTHONS)) $(if $(TRL_PYTHON),.venv/trl .venv/trl-oldest .venv/trl-deepspeed .venv/swift .venv/ray) $(if $(TWINKLE_PYTHON),.venv/twinkle) ## Make the environments of the tests
 
 format: $(DEV) ## Format, and mend what the linter can
 	@$(BIN)/ruff check --fix --quiet || true

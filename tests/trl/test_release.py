@@ -8,11 +8,11 @@ from support import Spy, audited, trainer
 SHAPE = {"rows": 24, "per_device_train_batch_size": 64, "num_generations": 8, "max_steps": 3}
 
 
-def train(output):
+def train(output, **options):
     """Spy, log lines without times, and the weights at the end."""
     import torch
 
-    given = trainer(output, **SHAPE)
+    given = trainer(output, **SHAPE, **options)
     spy = Spy(given)
     given.train()
     logs = [{k: v for k, v in log.items() if k not in TIMES} for log in given.state.log_history]
@@ -20,16 +20,16 @@ def train(output):
     return spy, logs, digest(weights.tolist())
 
 
-def test_the_reference_shape(trl, tmp_path, monkeypatch):
-    """Every count, the tokens as spied, nothing lost; losses, norms and weights are those without us."""
+def compare(tmp_path, monkeypatch, **options):
+    """Train without us and with us."""
     import otel_grpo
 
-    _, *alone = train(tmp_path / "alone")
+    _, *alone = train(tmp_path / "alone", **options)
     monkeypatch.setenv("OTEL_GRPO_RUN_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("OTEL_GRPO_STRICT", "true")
     otel_grpo.instrument()
     try:
-        spy, *observed = train(tmp_path / "observed")
+        spy, *observed = train(tmp_path / "observed", **options)
     finally:
         otel_grpo.uninstrument()
     assert observed == alone
@@ -49,3 +49,8 @@ def test_the_reference_shape(trl, tmp_path, monkeypatch):
     assert all(sink["dropped"] == sink["pending"] == 0 for sink in sinks)
     assert summary["observed"].get("errors", {}) == {}
     assert summary["status"] == "completed"
+
+
+def test_the_reference_shape(trl, tmp_path, monkeypatch):
+    """Every count, the tokens as spied, nothing lost; losses, norms and weights are those without us."""
+    compare(tmp_path, monkeypatch)

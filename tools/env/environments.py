@@ -112,6 +112,15 @@ LOCKS = (
         PYTHONS[1:],  # as trl's
     ),
     Lock(
+        "trl-deepspeed",
+        (
+            *("pyproject.toml", "--extra", "trl", "--group", "test"),
+            *("tools/env/requirements/trl.in", "tools/env/requirements/trl-deepspeed.in"),
+            *("--excludes", "tools/env/requirements/exclude.txt"),
+        ),
+        PYTHONS[1:],  # as trl's
+    ),
+    Lock(
         "ray",
         (
             *("pyproject.toml", "--extra", "ray", "--group", "test"),
@@ -165,6 +174,11 @@ ENVIRONMENTS = {
         ),
         Environment(
             "trl-oldest", "trl-oldest", PYTHONS[1:], "from trl import GRPOTrainer", torch=True
+        ),
+        Environment(
+            *("trl-deepspeed", "trl-deepspeed", PYTHONS[1:]),
+            "import deepspeed; from trl import GRPOTrainer",
+            torch=True,
         ),
         Environment(
             "swift", "swift", PYTHONS[1:], "import swift.rlhf_trainers.grpo_trainer", torch=True

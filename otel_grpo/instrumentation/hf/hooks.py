@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import Any, TypeVar
 
-from otel_grpo.instrumentation.hf import callback
+from otel_grpo.instrumentation.hf import callback, deepspeed
 from otel_grpo.instrumentation.hf.session import LoopSession
 from otel_grpo.instrumentation.training import TrainingHooks
 from otel_grpo.tracing.guard import logger
@@ -38,7 +38,15 @@ class LoopHooks(TrainingHooks[S]):
                 "of its own, and is a run of its own",
                 told,
             )
-        return super()._begin(trainer)
+        session = super()._begin(trainer)
+        if session is not None and trainer.is_deepspeed_enabled:
+            self._wrap(deepspeed.engine(), deepspeed.STEP.name, self._engine_step)
+        return session
+
+    def _engine_step(self, engine: Any, *_: Any, **__: Any) -> None:
+        session = self._session
+        if session is not None and session.steps_with(engine):
+            session.backward_over()
 
 
 def copies(trainer: Any) -> str | None:

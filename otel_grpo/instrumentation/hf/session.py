@@ -44,17 +44,29 @@ class LoopSession(WindowSession):
     def training_step(self, *_: Any, **__: Any) -> Steps:
         self._in_step = True
         outcome = yield
+        if self._in_step:
+            self.backward_over(outcome.error)
+
+    def backward_over(self, error: BaseException | None = None) -> None:
+        """Of a micro-batch. What is left of its training step is DeepSpeed's step, if anything."""
         self._in_step = False
         now = self.run.clock.now()
-        stop(self._policy, outcome.error, now)
+        stop(self._policy, error, now)
         self._policy = None
-        if outcome.error is not None or self._iteration is None:
+        if error is not None or self._iteration is None:
             return
         self._entered = True
         if self._slice is not None:
             self._iteration.trained(self._slice)
         if self.trainer.accelerator.sync_gradients:
             self._begin_update(now)
+
+    def steps_with(self, engine: Any) -> bool:
+        """Whether a step of an engine of DeepSpeed ends the training step that is running."""
+        accelerator = self.trainer.accelerator
+        if not self._in_step or not accelerator.sync_gradients:
+            return False
+        return engine is accelerator.deepspeed_engine_wrapped.engine
 
     def _prepare_inputs(self, *_: Any, **__: Any) -> Steps:
         outcome = yield

@@ -7,6 +7,7 @@ from typing import Any
 
 from otel_grpo.instrumentation import base
 from otel_grpo.instrumentation.base import Expected
+from otel_grpo.instrumentation.hf import deepspeed
 from otel_grpo.instrumentation.hf.callback import missing_events
 
 PACKAGE = "ms-swift"
@@ -72,6 +73,8 @@ def mismatch(
 
 def unsupported_training(trainer: Any) -> str | None:
     """Why this training is not observed yet; None if it is of the supported kind."""
+    if trainer.is_deepspeed_enabled and (reason := deepspeed.mismatch()) is not None:
+        return f"it uses DeepSpeed, and {reason}"
     if trainer.args.n_gpu > 1:
         return f"one process trains on {trainer.args.n_gpu} devices (DataParallel)"
     return None

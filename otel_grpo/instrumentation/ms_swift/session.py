@@ -33,10 +33,6 @@ class Session(LoopSession):
 
     def __init__(self, trainer: Any, run: Run) -> None:
         super().__init__(trainer, run)
-        if trainer.is_deepspeed_enabled:
-            # The engine has stepped inside backward: the time is in `policy_train`.
-            told = self._attributes.get(semconv.OPTIMIZER, {})
-            self._attributes[semconv.OPTIMIZER] = {**told, semconv.OPTIMIZER_FUSED: True}
         self._generations: list[Sequence[Any]] = []  # samples of the rollout that is being made
         self._valid: list[list[bool]] = []  # what dynamic sampling found of each of them
         self._chunks: Sequence[Sequence[Any]] = ()  # the samples as the trainer trains on them

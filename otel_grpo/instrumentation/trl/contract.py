@@ -8,6 +8,7 @@ from typing import Any
 
 from otel_grpo.instrumentation import base
 from otel_grpo.instrumentation.base import Expected
+from otel_grpo.instrumentation.hf import deepspeed
 from otel_grpo.instrumentation.hf.callback import missing_events
 
 PACKAGE = "trl"
@@ -72,8 +73,8 @@ def vllm_mismatch(vllm: ModuleType | None) -> str | None:
 
 def unsupported_training(trainer: Any) -> str | None:
     """Why this training is not observed yet; None if it is of the supported kind."""
-    if trainer.is_deepspeed_enabled:
-        return "it uses DeepSpeed"
+    if trainer.is_deepspeed_enabled and (reason := deepspeed.mismatch()) is not None:
+        return f"it uses DeepSpeed, and {reason}"
     if trainer.use_vllm and (reason := vllm_mismatch(sys.modules.get(VLLM))) is not None:
         return f"it generates with vLLM, and {reason}"
     if trainer.args.n_gpu > 1:
