@@ -104,7 +104,7 @@ test-trl: .venv/trl ## The tests with TRL's real GRPOTrainer
 
 test-trl-oldest: .venv/trl-oldest ## The same trainings with the oldest TRL that is claimed
 	@echo "== tests with the oldest TRL"
-	@.venv/trl-oldest/$(pytest) $(addprefix tests/trl/test_,release.py counts.py)
+	@.venv/trl-oldest/$(pytest) $(addprefix tests/trl/test_,release.py counts.py vllm.py)
 	@$(passed)
 
 test-trl-deepspeed: .venv/trl-deepspeed ## The same with DeepSpeed

@@ -35,13 +35,12 @@ def served(rank):
     (FOLDER / f"vllm-{RANK}.json").write_text(json.dumps(made))
 
 
-if vllm.FITS:
-    vllm.install()
+vllm.install()
 rank = Rank(train, Spy)
 rank.copies()
 rank.same(run)
 rank.counted("plain")
 rank.counted("fixed")
-if vllm.FITS:
+if vllm.NEWEST:
     served(rank)
 rank.killed()

@@ -18,9 +18,9 @@ from types import ModuleType, SimpleNamespace
 
 from packaging.version import Version
 
-# Older releases ask vLLM for other things.
-FITS = Version(importlib.metadata.version("trl")) >= Version("1.16")
-VERSION = "0.31.0"  # the newest one that TRL 1.16 takes
+# Older releases ask vLLM for other things: of the oldest one the colocated engine runs, and no client.
+NEWEST = Version(importlib.metadata.version("trl")) >= Version("1.16")
+VERSION = "0.31.0" if NEWEST else "0.17.1"  # the newest one that TRL takes
 END = 258  # of the demo's tokenizer
 LOGPROB = -1.5
 
@@ -96,6 +96,10 @@ class LLM:
     def sleep(self, level=1):
         tell("sleep")
         self.asleep = {"weights", "kv_cache"}
+
+    def collective_rpc(self, method):
+        """TRL 1.9 and older reload the checkpoint."""
+        tell(method)
 
     def generate(self, rows, sampling_params=None, use_tqdm=True):
         tell("generate")
@@ -197,6 +201,9 @@ def install():
     module("vllm.utils")
     module("vllm.utils.network_utils", get_ip=unused)
     module("vllm.distributed")
+    module("vllm.distributed.utils", StatelessProcessGroup=unused)
+    module("vllm.distributed.device_communicators")
+    module("vllm.distributed.device_communicators.pynccl", PyNcclCommunicator=unused)
     module("vllm.distributed.weight_transfer")
     module("vllm.distributed.weight_transfer.nccl_common", trainer_init=unused)
     packed = {"packed_nccl_broadcast_producer": broadcast}

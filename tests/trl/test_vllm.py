@@ -15,7 +15,7 @@ import stand_in_vllm as engine
 from same_training import run
 from support import audited, trainer
 
-pytestmark = pytest.mark.skipif(not engine.FITS, reason="the stand-in is for a newer TRL")
+newest = pytest.mark.skipif(not engine.NEWEST, reason="an older TRL does this in another way")
 
 COLOCATED = {"use_vllm": True, "vllm_mode": "colocate"}
 ASLEEP = {**COLOCATED, "vllm_enable_sleep_mode": True}
@@ -109,6 +109,7 @@ def test_colocated(observed, tmp_path):
     counted(files, given)
 
 
+@newest
 def test_colocated_and_asleep(observed, tmp_path):
     """Wake-up and sleep are siblings: of the push for the weights, of the generation for the cache."""
     given = trainer(tmp_path, max_steps=2, **ASLEEP)
@@ -127,6 +128,24 @@ def test_colocated_and_asleep(observed, tmp_path):
     counted(files, given)
 
 
+@pytest.mark.skipif(engine.NEWEST, reason="TRL 1.10 and newer keep the weights")
+def test_asleep_in_the_oldest_release(observed, tmp_path):
+    """It wakes the weights twice, and reloads the checkpoint in the time of the generation."""
+    given = trainer(tmp_path, max_steps=2, **ASLEEP)
+    engine.forget()
+    given.train()
+    woken = ["wake weights", "reload_weights", "wake kv_cache", "generate", "sleep"]
+    assert engine.told == ["wake weights", "push", *woken] * 2
+    generate = ["engine_wake", "generation", "engine_wake", "generation", "engine_sleep"]
+    assert engine.where == ["engine_wake", "weight_sync", *generate] * 2
+    files = audited(observed)
+    windows = files.of("rollout")
+    assert siblings(windows)
+    assert published(windows) == [[(1, True)], [(2, False)]]
+    counted(files, given)
+
+
+@newest
 def test_server(observed, tmp_path):
     """TRL's client and a server on loopback: announced, sent, finished; the kind is `collective`."""
     with engine.server() as url:
@@ -144,7 +163,10 @@ def test_server(observed, tmp_path):
     counted(files, given)
 
 
-@pytest.mark.parametrize("options", [COLOCATED, ASLEEP], ids=["awake", "asleep"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(COLOCATED, id="awake"), pytest.param(ASLEEP, id="asleep", marks=newest)],
+)
 def test_a_push_without_an_update_publishes_nothing(observed, tmp_path, options):
     """Two generations for each update: an engine that sleeps gets its weights each time again."""
     given = trainer(
@@ -233,6 +255,7 @@ def rollouts(prompts, given):
     }
 
 
+@newest
 def test_rollout_function(observed, tmp_path, monkeypatch):
     """Its time is generation but for the engine's switches; tokens are split by its mask."""
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -366,6 +389,7 @@ def generated_by_rule(given):
     given.model.generate = generate
 
 
+@newest
 @pytest.mark.parametrize("options", [{}, ASLEEP], ids=["transformers", "vllm"])
 def test_tools(observed, tmp_path, monkeypatch, options):
     """A tool's time is `reward`, and its tokens are the environment's; each turn is generation."""
@@ -415,6 +439,7 @@ def test_tools(observed, tmp_path, monkeypatch, options):
 # --- nothing else changes
 
 
+@newest
 def test_observed_training_is_the_same(trl, tmp_path, monkeypatch):
     """Losses, gradient norms, texts, batches, weights, random states, and what vLLM was asked for."""
     import otel_grpo
@@ -467,6 +492,7 @@ def test_an_engine_that_fails(observed, tmp_path, monkeypatch, place):
     assert siblings(windows)
 
 
+@newest
 @pytest.mark.parametrize("broken", ["start", "end"])
 def test_broken_hooks_harm_nothing(trl, tmp_path, monkeypatch, broken):
     """Around TRL's methods and the engine's: faults are counted, every generation has a window."""
@@ -552,6 +578,7 @@ def test_a_drifted_method_is_named(monkeypatch):
     assert "VLLMGeneration" not in owners
 
 
+@newest
 def test_where_trl_pushes_and_generates(trl):
     """A push comes first in each turn, and only after a step; the engine wakes in the push."""
     from trl.generation.vllm_generation import VLLMGeneration
