@@ -24,29 +24,30 @@ class Event:
 
     Args:
         window: that the report is for.
-        needed: outside an open window the report is misuse.
+        needed: outside an open window the report is misuse. Else the block asks `locked`, which is
+            False where the run is over, or so busy that nobody waits for it.
     """
 
-    __slots__ = ("_entered", "_locked", "_name", "_needed", "_run", "_window")
+    __slots__ = ("_entered", "_name", "_needed", "_run", "_window", "locked")
 
     def __init__(self, run: Run, name: str, window: Window | None, *, needed: bool = True) -> None:
         self._run = run
         self._name = name
         self._window = window
         self._needed = needed
-        self._locked = False
+        self.locked = False
         self._entered = perf_counter_ns()
 
     def __enter__(self) -> Window | None:
         run = self._run
         if not run.live:
             return None
-        self._locked = run._lock.acquire(timeout=LOCK_S)
-        if not self._locked:
+        self.locked = run._lock.acquire(timeout=LOCK_S)
+        if not self.locked:
             run.guard.fault(self._name, TimeoutError("the run is busy"))
             return None
         if self._needed and (self._window is None or self._window is not run.window):
-            self._locked = False
+            self.locked = False
             run._lock.release()
             run._misuse(f"{self._name}_outside", f"{self._name!r} outside an open iteration")
             return None
@@ -58,8 +59,8 @@ class Event:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        if self._locked:
-            self._locked = False
+        if self.locked:
+            self.locked = False
             self._run._lock.release()
         self._run.self_ns += perf_counter_ns() - self._entered
         if not isinstance(error, Exception) or isinstance(error, ApiError):

@@ -63,8 +63,9 @@ class Publication:
         """
         run = self._run
         completed_ns = run._instant("publication", at_ns)
-        with Event(run, "publication", run.window, needed=False):
-            if not run.live:
+        event = Event(run, "publication", run.window, needed=False)
+        with event:
+            if not event.locked:
                 return
             if self.completed_ns is not None:
                 run._misuse("publication_twice", "a publication was completed twice")
@@ -81,8 +82,9 @@ class Publication:
     def moved(self, version: int, at_ns: int) -> None:
         """A later version takes its place: a window publishes its last one."""
         run = self._run
-        with Event(run, "publication", run.window, needed=False):
-            if self.recorded or not run.live:
+        event = Event(run, "publication", run.window, needed=False)
+        with event:
+            if self.recorded or not event.locked:
                 return
             self.version, self.started_ns = version, at_ns
             if self.completed_ns is not None:

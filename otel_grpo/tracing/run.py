@@ -357,8 +357,9 @@ class Run:
                 sequence: none, the line goes to ``metrics.jsonl`` alone.
             flat: whether there is that line; not for a trainer that keeps a flat file of its own.
         """
-        with Event(self, "log_scalars", self.window, needed=False):
-            if not self.live:
+        event = Event(self, "log_scalars", self.window, needed=False)
+        with event:
+            if not event.locked:
                 return
             told = Scalars(scalars, step, epoch)
             if flat:
@@ -369,8 +370,9 @@ class Run:
 
     def resumed(self, **base: int) -> None:
         """Counts that were restored from a checkpoint, such as ``optimizer_step`` or ``tokens``."""
-        with Event(self, "resumed", self.window, needed=False):
-            if self.live:
+        event = Event(self, "resumed", self.window, needed=False)
+        with event:
+            if event.locked:
                 known = {sanitize.label(name): given.natural(n, name) for name, n in base.items()}
                 self.output.resumed(known)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -306,3 +307,38 @@ def test_start_run_takes_anything(tmp_path: Path, options: dict[str, Any], mista
     assert run.guard.errors == {mistake: 1}
     summary = read_summary(tmp_path / "run")
     assert (summary.ranks.expected, summary.records["rollout"]) == (1, 1)
+
+
+def test_a_run_that_is_too_busy_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody holds the lock for longer than a training may wait: each report is a counted fault.
+
+    None of them is half made: nothing is touched without the lock.
+    """
+    monkeypatch.setattr("otel_grpo.tracing.event.LOCK_S", 0.01)
+    locked, done = threading.Event(), threading.Event()
+    with recorded_run(strict=False) as recorded:
+        run = recorded.run
+
+        def hold() -> None:
+            with run._lock:
+                locked.set()
+                done.wait(60)
+
+        with run.iteration() as it:
+            published = it.publication(1)
+            holder = threading.Thread(target=hold)
+            holder.start()
+            locked.wait(60)
+            published.completed()
+            published.moved(2, 0)
+            run.log_scalars({"loss": 1.0})
+            run.resumed(tokens=5)
+            it.generated("r", 4)
+            run.worker_call("m", 1)
+            done.set()
+            holder.join()
+            assert (published.completed_ns, published.version) == (None, 1)
+    assert recorded.flat == []
+    assert recorded.summary.observed.errors == {
+        "publication": 2, "log_scalars": 1, "resumed": 1, "generated": 1, "timed": 1,
+    }  # fmt: skip
