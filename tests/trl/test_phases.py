@@ -206,6 +206,21 @@ def test_a_step_that_the_gradient_scaler_skips_is_no_update(observed, tmp_path):
     assert [[p["version"] for p in each] for each in publications] == [[1], [], [2]]
 
 
+def test_a_fused_optimizer_does_not_say_what_it_skips(observed, tmp_path, caplog):
+    """The trainer takes the step for done, and so do we; one warning says so."""
+    import torch
+
+    given = trainer(tmp_path, max_steps=1, optim="adamw_torch_fused")
+    given.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    loss = given.compute_loss
+    given.compute_loss = lambda *args, **kwargs: loss(*args, **kwargs) * math.inf
+    given.train()
+    assert given.accelerator.optimizer_step_was_skipped is False
+    (record,) = (each for each in caplog.records if each.name == "otel_grpo")
+    assert "which steps the scaler skips" in record.getMessage()
+    assert audited(observed).summary["updates"]["applied"] == 1
+
+
 def test_publication_is_the_end_of_the_last_update(observed, tmp_path):
     """In place: two updates of one window publish once, when the second is complete."""
     trainer(tmp_path, rows=16, per_device_train_batch_size=4, steps_per_generation=4, max_steps=8,

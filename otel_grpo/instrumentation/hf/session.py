@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_grpo import semconv
 from otel_grpo.instrumentation.windows import WindowSession, stop
+from otel_grpo.tracing.guard import logger
 
 if TYPE_CHECKING:
     from otel_grpo.core.ledger import Samples
@@ -102,6 +103,11 @@ class LoopSession(WindowSession):
         """Also called when the trainer starts over with smaller batches after running out of memory."""
         if self.trainer.state.global_step:
             self.run.resumed(**self._restored())
+        if skips_silently(self.trainer):
+            logger.warning(
+                "otel-grpo: a fused optimizer with a gradient scaler: accelerate does not say which"
+                " steps the scaler skips, so they are counted as applied"
+            )
         self.close_window(error=RuntimeError("the training loop started over"))
         self._policy = self._advantage = self._reward = None
         self._slices, self._slice, self._in_step = [], None, False
@@ -155,3 +161,15 @@ class LoopSession(WindowSession):
     def _is_training(self) -> bool:
         """The trainer's own rule: an evaluation's generations belong to the evaluation."""
         return bool(self.trainer.model.training)
+
+
+def skips_silently(trainer: Any) -> bool:
+    """Whether the optimizer itself leaves out the steps that overflow.
+
+    Which ones it does is known on the device alone; to ask would wait for it.
+    """
+    accelerator = trainer.accelerator
+    if accelerator.scaler is None or not accelerator.is_main_process:
+        return False
+    optimizer = getattr(trainer.optimizer, "optimizer", None)
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
