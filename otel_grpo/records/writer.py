@@ -215,14 +215,14 @@ class Writer:
         with self._lock:
             state.sink, state.file = sink, sink.open()
             if not sink.bound:
-                state.bound = 0
+                state.refuse_from_now_on()
 
     def put(self, name: str, item: Any, *, held: bool = False, soon: bool = True) -> bool:
         """Hand an item over; False if it was dropped. Never blocks on a file.
 
         One that was `held` in memory until now is taken even where the queue is full. Not ``soon``:
-        written with the next one that is, or within `COLLECT_S`. To wake a thread costs who wakes
-        it tens of microseconds.
+        written with the next one that is, within `COLLECT_S`, or once half of the sink's bound waits.
+        To wake a thread costs who wakes it tens of microseconds.
         """
         state = self._states[name]
         with self._lock:
@@ -235,8 +235,7 @@ class Writer:
             # An item that is interrupted on its way here is queued and counted, or neither.
             if batch is not None:
                 batch.append(item)  # counted as it is taken out
-                if waiting + 1 < state.half:
-                    return True
+                soon = False
             else:
                 at_once(
                     partial(self._queue.append, _Entry(state, state.gap, item)),
@@ -244,7 +243,7 @@ class Writer:
                     partial(setattr, state, "created", state.created + 1),
                     partial(setattr, state, "pending", state.pending + 1),
                 )
-        if soon:
+        if soon or waiting + 1 >= state.half:
             self._ring()
         return True
 
@@ -345,9 +344,7 @@ class Writer:
     def _refuse_from_now_on(self) -> None:
         self._closing = True
         for state in self._states.values():
-            state.bound = 0
-            if state.batch is not None:
-                state.batch.room = 0
+            state.refuse_from_now_on()
 
     def _on_own_thread(self) -> bool:
         return threading.get_ident() == self._thread_id
@@ -462,7 +459,9 @@ class Writer:
 
     def _write_batch(self, state: _State, items: list[Any]) -> None:
         try:
-            line = state.sink.encode(items)  # type: ignore[misc] # a batched sink has one
+            encode = state.sink.encode
+            # One that was replaced by nowhere makes no lines: what still came is lost like the rest.
+            line = b"" if encode is None else encode(items)
         except BaseException as error:
             if len(items) > 1:  # only the items that can't be written are lost
                 for item in items:
@@ -580,16 +579,22 @@ class _State:
         """Items that are not settled: those in the queue or the batch, and those in work."""
         return self.pending + len(self.batch or ())
 
+    def refuse_from_now_on(self) -> None:
+        self.bound = 0
+        if self.batch is not None:
+            self.batch.room = 0
+
     def drop(self, n: int, reason: str) -> None:
         self.dropped += n
         self.reasons[reason] = self.reasons.get(reason, 0) + n
 
     def counts(self) -> SinkCounts:
+        collected = len(self.batch or ())  # asked once: it grows without the lock
         return SinkCounts(
-            created=self.created + len(self.batch or ()),
+            created=self.created + collected,
             written=self.written,
             dropped=self.dropped,
-            pending=self.waiting,
+            pending=self.pending + collected,
             reasons=dict(self.reasons),
         )
 

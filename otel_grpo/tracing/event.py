@@ -46,7 +46,10 @@ class Event:
         if not self.locked:
             run.guard.fault(self._name, TimeoutError("the run is busy"))
             return None
-        if self._needed and (self._window is None or self._window is not run.window):
+        # Over, too, where another thread has finished it while this one waited.
+        if not self._run.live or (
+            self._needed and (self._window is None or self._window is not run.window)
+        ):
             self.locked = False
             run._lock.release()
             run._misuse(f"{self._name}_outside", f"{self._name!r} outside an open iteration")

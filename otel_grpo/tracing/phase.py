@@ -155,7 +155,8 @@ class Phase:
         except Exception as error:
             self._refused = True
             run.guard.fault("phase.start", error)
-        run.self_ns += perf_counter_ns() - entered
+        finally:
+            run.self_ns += perf_counter_ns() - entered
         return self
 
     __enter__ = start
@@ -199,7 +200,8 @@ class Phase:
             raise
         except Exception as fault:
             run.guard.fault("phase.stop", fault)
-        run.self_ns += perf_counter_ns() - entered
+        finally:
+            run.self_ns += perf_counter_ns() - entered
 
     def readable(self) -> ReadableSpan:
         """The span of a phase that is over, for the writer's thread."""

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from otel_grpo.records.model import SinkCounts, WindowOpened
-from otel_grpo.records.writer import BATCH, Sink, Writer
+from otel_grpo.records.writer import BATCH, Batch, Sink, Writer
 
 
 class Notes:
@@ -237,6 +237,48 @@ def test_sink_without_a_batch_gives_no_room(tmp_path):
     """Nothing is left where nobody would take it."""
     writer = Writer([Sink.nowhere("spans", "no_directory")])
     assert writer.batch("spans").room == 0
+
+
+def test_counts_agree_while_a_batch_grows(tmp_path):
+    """Each look at the batch finds one item more than the last one: created is pending all the same."""
+
+    class Growing(Batch):
+        __slots__ = ()
+
+        def __len__(self):
+            self.append("more")
+            return super().__len__()
+
+    writer = Writer([Sink("spans", tmp_path / "spans.jsonl", bound=8, encode=count_lines)])
+    writer._states["spans"].batch = Growing(3)
+    counts = writer.counts()["spans"]
+    assert counts.created == counts.pending > 0
+
+
+def test_batch_of_a_sink_that_gets_no_file_has_no_room(notes):
+    """What stands there is lost for the sink's reason, no fault of ours, and no more is taken."""
+    writer = notes.writer(Sink("spans", None, bound=8, encode=count_lines))
+    batch = writer.batch("spans")
+    batch.append("before")
+    writer.call(lambda: writer.replace(Sink.nowhere("spans", "ENOENT")))
+    writer.start()
+    assert writer.flush()
+    assert batch.room == 0
+    batch.append("of a thread that had seen room")
+    assert not writer.put("spans", "after")
+    assert writer.close()
+    assert writer.counts()["spans"] == SinkCounts(3, 0, 3, 0, {"ENOENT": 3})
+    assert notes.errors == []
+
+
+def test_items_that_may_wait_ring_at_half_of_their_bound(tmp_path):
+    """A flood of them is no reason to lose the later ones."""
+    writer = Writer([Sink("flat", tmp_path / "flat.jsonl", bound=8)])
+    rings = []
+    writer._ring = lambda: rings.append(writer.counts()["flat"].pending)
+    for _ in range(4):
+        writer.put("flat", b"1", soon=False)
+    assert rings == [4]
 
 
 def test_item_that_may_wait_wakes_nobody(tmp_path):

@@ -342,3 +342,60 @@ def test_a_run_that_is_too_busy_is_told_nothing(monkeypatch: pytest.MonkeyPatch)
     assert recorded.summary.observed.errors == {
         "publication": 2, "log_scalars": 1, "resumed": 1, "generated": 1, "timed": 1,
     }  # fmt: skip
+
+
+class FinishedMeanwhile:
+    """A lock that another thread held for as long as it took to finish the run."""
+
+    def __init__(self, run: otel_grpo.Run) -> None:
+        self.run = run
+        self.held = 0
+
+    def acquire(self, timeout: float) -> bool:
+        self.run.live = False
+        self.held += 1
+        return True
+
+    def release(self) -> None:
+        self.held -= 1
+
+
+def test_a_run_that_is_finished_meanwhile_is_told_nothing() -> None:
+    """What waited for the end of the run comes too late: nothing follows its last record."""
+    with recorded_run(strict=False) as recorded:
+        run, lock = recorded.run, recorded.run._lock
+        with run.iteration() as it:
+            published = it.publication(1)
+        finished = FinishedMeanwhile(run)
+        run._lock = finished  # type: ignore[assignment]
+        for report in (
+            published.completed,
+            lambda: published.moved(2, 0),
+            lambda: run.log_scalars({"loss": 1.0}),
+            lambda: run.resumed(tokens=5),
+        ):
+            run.live = True
+            report()
+            assert finished.held == 0
+        run._lock, run.live = lock, True
+        assert (published.completed_ns, published.version) == (None, 1)
+    assert recorded.flat == []
+    assert recorded.summary.observed.errors == {}
+
+
+def test_a_misused_phase_is_own_time_too() -> None:
+    """To count and tell a mistake takes time of the training, and the summary says how much."""
+    with recorded_run(strict=False) as recorded:
+        run = recorded.run
+        spent = [run.self_ns]
+        with run.iteration() as it:
+            phase = it.phase("reward").start()
+            phase.stop()
+            spent.append(run.self_ns)
+            phase.start()
+            spent.append(run.self_ns)
+            phase.stop()
+            spent.append(run.self_ns)
+        run.phase("reward").start()
+        spent.append(run.self_ns)
+    assert spent == sorted(set(spent))
