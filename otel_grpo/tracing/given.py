@@ -44,7 +44,7 @@ def whole(value: Any, name: str) -> int:
 
 def natural(value: Any, name: str) -> int:
     """A count."""
-    if type(value) is int and 0 <= value < 2**63:
+    if type(value) is int and value >= 0:
         return value
     plain = whole(value, name)
     if plain < 0:

@@ -212,7 +212,7 @@ class LightSpans:
             span_id = GENERATOR.stock.pop()
         except IndexError:
             span_id = GENERATOR.generate_span_id()
-        lane = lanes.current() if lanes.in_a_loop() else lanes.of_thread.lane
+        lane = lanes.of_thread.lane if lanes.in_a_loop() is None else lanes.current()
         row = Row(span_id, parent_id, phase, start_ns, None, lane, flags)
         self._account.open[row.id] = row
         return row

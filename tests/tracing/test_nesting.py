@@ -127,6 +127,28 @@ def test_asyncio_tasks(clock: FakeClock) -> None:
     assert rows["after"][1] == rows["reward"][1]
 
 
+class EmptyLoop(asyncio.SelectorEventLoop):
+    """One that counts what it has of its own, which is nothing."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+def test_task_of_a_loop_that_is_false(clock: FakeClock) -> None:
+    """A loop runs whatever its truth value: its task is a lane apart from the thread's."""
+    loop = EmptyLoop()
+
+    async def reward(it: otel_grpo.Iteration) -> None:
+        with it.phase("reward"):
+            clock.advance(5)
+
+    with recorded_run(clock=clock) as recorded, recorded.run.iteration() as it:
+        loop.run_until_complete(reward(it))
+    loop.close()
+    _, lane = rows_of(recorded)["reward"]
+    assert lane != recorded.rollouts[0].attributes.window.lane
+
+
 def test_lane_numbers_are_used_once(clock: FakeClock) -> None:
     """Threads and tasks that come one after the other never share a lane."""
     with recorded_run(clock=clock) as recorded, recorded.run.iteration() as it:
