@@ -42,12 +42,13 @@ class Batch:
         self.unused_tokens = 0
         self.unused = 0
         self._sampled: dict[int, Sampled] = {}
-        self._indices: dict[int, int] = {}
+        #: Numbers of the samples that were trained on, by the identity of their dicts.
+        self.indices: dict[int, int] = {}
         self._held: list[Any] = []
         self._prompts: dict[int, Any] = {}
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self.indices)
 
     def sampled(self, responses: Sequence[Any]) -> int:
         """Take what a sampler returned; gives the number of completions."""
@@ -64,13 +65,9 @@ class Batch:
                 self.unused_tokens += tokens
         return self.generated - before
 
-    def index_of(self, feature: Any) -> int | None:
-        """The number of a sample that was trained on before."""
-        return self._indices.get(id(feature))
-
     def take(self, features: Sequence[Any]) -> tuple[range, dict[str, list[Any]]]:
         """Number features that are new; gives the numbers, and the columns that are known of all."""
-        first = len(self._indices)
+        first = len(self.indices)
         lengths = [self._lengths(feature) for feature in features]
         columns: dict[str, list[Any]] = {}
         known = [each for each in lengths if each is not None]
@@ -88,13 +85,13 @@ class Batch:
         if len(told) == len(marks):
             columns["truncated"] = [mark.truncated for mark in told]
         for feature, mark in zip(features, marks, strict=True):
-            self._indices[id(feature)] = len(self._indices)
+            self.indices[id(feature)] = len(self.indices)
             if mark is None:
                 self._held.append(feature)
             else:
                 self.unused -= 1
                 self.unused_tokens -= mark.completion
-        return range(first, len(self._indices)), columns
+        return range(first, len(self.indices)), columns
 
     def _lengths(self, feature: Any) -> Lengths | None:
         ids, labels = feature.get("input_ids"), feature.get("labels")

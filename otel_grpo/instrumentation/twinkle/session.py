@@ -164,7 +164,7 @@ class Session(Windows):
             unknown = {
                 id(each): each
                 for each in features
-                if batch.index_of(each) is None and earlier.index_of(each) is None
+                if id(each) not in batch.indices and id(each) not in earlier.indices
             }
             if unknown:
                 numbers, columns = batch.take(list(unknown.values()))
@@ -181,7 +181,7 @@ class Session(Windows):
                 (owner.number, index)
                 for each in features
                 for owner in (batch, earlier)
-                if (index := owner.index_of(each)) is not None
+                if (index := owner.indices.get(id(each))) is not None
             ]
 
     # --- hooks: updates
