@@ -55,10 +55,13 @@ def test_meminfo_without_the_figures_is_unknown(head: bytes) -> None:
 
 
 def test_process_rss_sees_what_the_process_takes() -> None:
-    """32 MiB more of touched memory are at least 30 MiB more of resident memory."""
+    """128 MiB more of touched memory are about as much more of resident memory.
+
+    About: a kernel that is short of memory takes other pages back meanwhile.
+    """
     before = host.process_rss()
-    taken = bytearray(os.urandom(1)) * (32 * MIB)
-    assert host.process_rss() - before > 30 * MIB
+    taken = bytearray(os.urandom(1)) * (128 * MIB)
+    assert host.process_rss() - before > 100 * MIB
     assert len(taken) == 32 * MIB
 
 
