@@ -130,7 +130,7 @@ def test_a_collector_that_refuses(doctor: Doctor, status: int, said: str) -> Non
 
 def test_nobody_listens(doctor: Doctor) -> None:
     """And what to do."""
-    told = doctor("--otlp", f"http://127.0.0.1:{receivers.free_port()}")
+    told = doctor("--otlp", f"http://127.0.0.1:{receivers.dead_port()}")
     assert ["nothing listens there: start a collector" in text for text in told.bad] == [True] * 2
 
 

@@ -250,6 +250,17 @@ def half_close(connection: socket.socket) -> None:
 
 
 def free_port() -> int:
-    """A port where nobody listens."""
+    """A port where nobody listens now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+_held: list[socket.socket] = []
+
+
+def dead_port() -> int:
+    """A port where nobody will ever listen: it stays bound, so that no other process is given it."""
+    held = socket.socket()
+    held.bind(("127.0.0.1", 0))
+    _held.append(held)
+    return int(held.getsockname()[1])

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from receivers import (
     Reply,
-    free_port,
+    dead_port,
     half_close,
     hang,
     http,
@@ -81,7 +81,7 @@ def ended(tmp_path_factory):
         told = [{"path": str(folder / "without"), "environ": {}, "ends": "by_itself"}]
         for name, (make, protocol, ends, *_) in SCENARIOS.items():
             receivers[name] = stack.enter_context(make())
-            url = getattr(receivers[name], "url", f"http://127.0.0.1:{free_port()}")
+            url = getattr(receivers[name], "url", f"http://127.0.0.1:{dead_port()}")
             environ = {
                 "OTEL_EXPORTER_OTLP_ENDPOINT": url,
                 "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,

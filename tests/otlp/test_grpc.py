@@ -14,7 +14,17 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTracePartialSuccess,
     ExportTraceServiceResponse,
 )
-from receivers import CERTIFICATE, free_port, half_close, hang, http, over_grpc, raw, span
+from receivers import (
+    CERTIFICATE,
+    dead_port,
+    free_port,
+    half_close,
+    hang,
+    http,
+    over_grpc,
+    raw,
+    span,
+)
 
 from otel_grpo.otlp.answer import Answer
 from otel_grpo.otlp.limits import encoded_spans
@@ -160,7 +170,7 @@ def test_half_closed(ask):
 )
 def test_wrong_endpoints(ask, url, reason, words):
     """Nobody there, and no such name."""
-    answer = ask(url.format(port=free_port()))
+    answer = ask(url.format(port=dead_port()))
     assert (answer.kind, answer.reason, answer.sent) == ("failed", reason, False)
     assert words in answer.message
 

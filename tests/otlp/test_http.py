@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from receivers import (
     CERTIFICATE,
     Reply,
-    free_port,
+    dead_port,
     half_close,
     hang,
     http,
@@ -224,7 +224,7 @@ def test_a_body_that_never_ends(ask):
 )
 def test_wrong_endpoints(ask, url, kind, reason, words):
     """Nobody there, no such name, no URL: named without the password."""
-    answer = ask(url.format(port=free_port()))
+    answer = ask(url.format(port=dead_port()))
     assert (answer.kind, answer.reason, answer.sent) == (kind, reason, False)
     assert words in answer.message
     assert "secret" not in answer.message
@@ -294,7 +294,7 @@ def test_a_certificate_that_is_not_there(ask):
 
 def test_proxies(ask, monkeypatch):
     """A proxy of the environment is used, blamed by its variable, and NO_PROXY exempts."""
-    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{dead_port()}")
     with http() as receiver:
         answer = ask(receiver)
         assert (answer.kind, answer.reason, answer.sent) == ("failed", "proxy", False)

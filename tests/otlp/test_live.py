@@ -16,7 +16,7 @@ from opentelemetry import context as otel_context, metrics as otel_metrics, trac
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMetricReader
-from receivers import RESOURCE, Reply, free_port, hang, http, over_grpc, raw, span
+from receivers import RESOURCE, Reply, dead_port, hang, http, over_grpc, raw, span
 
 import otel_grpo.otlp
 from otel_grpo import semconv
@@ -226,7 +226,7 @@ def test_the_random_numbers_of_the_training(make, receiver, protocol):
     before = random.getstate()
     answer = Reply(int(receiver)) if receiver.isdigit() else Reply()
     with http(lambda _: answer) as good:
-        url = f"http://127.0.0.1:{free_port()}" if receiver == "dead" else good.url
+        url = f"http://127.0.0.1:{dead_port()}" if receiver == "dead" else good.url
         one = make(endpoint=url, protocol=protocol, METRIC_EXPORT_INTERVAL="10")
         put(one, 600)
         one.made(call("forward", 1))
@@ -423,7 +423,7 @@ def test_grpc_has_no_part_in_a_fork():
 
 def test_the_loss_is_told_once(make, caplog):
     """One line at the end says how much, also if the end is begun twice."""
-    one = make(endpoint=f"http://127.0.0.1:{free_port()}")
+    one = make(endpoint=f"http://127.0.0.1:{dead_port()}")
     put(one, 7)
     close(one)
     close(one)

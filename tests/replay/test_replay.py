@@ -350,7 +350,7 @@ def test_a_receiver_that_is_away_for_a_while(run_dir: Path, call: Any, naps: lis
 
 def test_a_receiver_that_is_away(run_dir: Path, call: Any, naps: list[float]) -> None:
     """Five attempts for each signal, then nothing more; everything is counted."""
-    url = f"http://127.0.0.1:{receivers.free_port()}"
+    url = f"http://127.0.0.1:{receivers.dead_port()}"
     result = call("replay", run_dir, "--otlp", url)
     assert result.exit_code == 1
     assert naps == [*sending.PAUSES_S, *sending.PAUSES_S]
