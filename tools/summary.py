@@ -30,7 +30,7 @@ def main(results: Path, checks: list[str]) -> int:
         total.failed += counts.failed
         total.skipped += counts.skipped
         mark = "FAILED" if counts.failed else "ok"
-        print(f"{mark:<7}{check:<16}{describe(counts)}")
+        print(f"{mark:<7}{check:<19}{describe(counts)}")
     print()
     print(describe(total))
     return 1 if total.failed else 0
