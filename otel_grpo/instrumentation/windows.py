@@ -113,6 +113,15 @@ class WindowSession:
             publication.completed(at_ns=now)
         return now
 
+    def _push(self, kind: PublicationKind) -> Steps:
+        """A call that pushes the weights: the generation that was called waits for it to begin."""
+        started = self.run.clock.now()
+        phase = self._start(semconv.WEIGHT_SYNC, started)
+        outcome = yield
+        now = self._pushed(phase, started, outcome, kind)
+        if now is not None:
+            self._begin_window(now)
+
     def _begin_window(self, at_ns: int) -> None:
         """The window of the generation that was called, unless it has begun."""
         if self._boundary_due:

@@ -69,12 +69,7 @@ class MegatronSession(WindowSession):
         self._due("collective", applied_ns)
 
     def _move_model_to_vllm(self, *_: Any, **__: Any) -> Steps:
-        started = self.run.clock.now()
-        phase = self._start(semconv.WEIGHT_SYNC, started)
-        outcome = yield
-        now = self._pushed(phase, started, outcome, "collective")
-        if now is not None:
-            self._begin_window(now)
+        return self._push("collective")
 
     # --- hooks, in the order of the loop
 

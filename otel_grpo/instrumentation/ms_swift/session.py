@@ -61,12 +61,7 @@ class Session(LoopSession):
         return "collective" if self.trainer.vllm_mode == "server" else "unknown"
 
     def _move_model_to_vllm(self, *_: Any, **__: Any) -> Steps:
-        started = self.run.clock.now()
-        phase = self._start(semconv.WEIGHT_SYNC, started)
-        outcome = yield
-        now = self._pushed(phase, started, outcome, self._kind())
-        if now is not None:
-            self._begin_window(now)
+        return self._push(self._kind())
 
     # --- hooks, in the order of the loop
 
