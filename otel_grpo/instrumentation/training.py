@@ -37,6 +37,7 @@ class TrainingHooks(ABC, Generic[S]):
         self._patches = Patches()
         self._session: S | None = None
         self._before_run = Guard()
+        self.notes: list[str] = []  # what was hooked only in part, for `doctor`
 
     @abstractmethod
     def apply(self, module: ModuleType) -> None:

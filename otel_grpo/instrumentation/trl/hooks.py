@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from otel_grpo.instrumentation.base import Hook, Providers, Steps
+from otel_grpo.instrumentation.base import Hook, Steps
 from otel_grpo.instrumentation.hf.hooks import LoopHooks
 from otel_grpo.instrumentation.trl import contract
 from otel_grpo.instrumentation.trl.session import Session
@@ -28,10 +28,6 @@ class Hooks(LoopHooks[Session]):
     package = contract.PACKAGE
     supported = contract.SUPPORTED
     session_class = Session
-
-    def __init__(self, providers: Callable[[], Providers] = Providers) -> None:
-        super().__init__(providers)
-        self.notes: list[str] = []  # for `doctor`
 
     def apply(self, module: ModuleType) -> None:
         """Patch TRL, unless it is not the TRL that these hooks were written for."""
