@@ -95,6 +95,14 @@ def test_dormant_until_the_first_call(make: Callable[[], Worker], tmp_path: Path
     assert [type(line) for line in lines(tmp_path)] == [Joined, Call, Left]
 
 
+def in_eight_threads(work: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 @timed(memory=True)
 def look() -> None:
     pass
@@ -114,11 +122,7 @@ def test_first_readings_of_several_threads(
     monkeypatch.setattr(Sampler, "start", slow)
     dormant.offer(make)
     step(1)
-    threads = [threading.Thread(target=look) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_eight_threads(look)
     worker = dormant.current()
     assert worker is not None
     worker.finish()
@@ -164,11 +168,7 @@ def test_first_calls_of_several_threads(make: Callable[[], Worker], tmp_path: Pa
         step(1)
 
     dormant.offer(start)
-    threads = [threading.Thread(target=call) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_eight_threads(call)
     worker = dormant.current()
     assert worker is not None
     worker.finish()

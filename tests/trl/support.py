@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -39,6 +40,17 @@ def trainer(output, *, rows=8, reward=None, callbacks=(), seed=0, model=None, ki
         callbacks=list(callbacks),
         args=GRPOConfig(output_dir=str(output), **{**defaults, **fixed, **options}),
     )
+
+
+def overflow_in_step(given, step):
+    """The loss of one step of the trainer becomes infinite, and its gradients with it."""
+    loss = given.compute_loss
+
+    def overflowing(*args, **kwargs):
+        value = loss(*args, **kwargs)
+        return value * math.inf if given.state.global_step == step else value
+
+    given.compute_loss = overflowing
 
 
 class Spy:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 import pytest
 from loop_model import Loop
-from support import audited, trainer
+from support import audited, overflow_in_step, trainer
 from test_counts import check, train
 from test_release import compare
 
@@ -87,13 +86,7 @@ def test_an_overflow_is_a_skipped_update(observed, tmp_path):
     """The engine says so; the trainer counts the step, and nothing is published."""
     settings = zero(1, bf16={"enabled": True, "check_grad_overflow": True})
     given = trainer(tmp_path, max_steps=3, bf16=True, deepspeed=settings)
-    loss = given.compute_loss
-
-    def overflowing(*args, **kwargs):
-        value = loss(*args, **kwargs)
-        return value * math.inf if given.state.global_step == 1 else value
-
-    given.compute_loss = overflowing
+    overflow_in_step(given, 1)
     given.train()
     assert given.state.global_step == 3
     files = audited(observed)

@@ -6,7 +6,7 @@ import asyncio
 import math
 
 import pytest
-from support import Files, audited, trainer
+from support import Files, audited, overflow_in_step, trainer
 
 AUXILIARY = {"logprob_old", "logprob_ref"}
 
@@ -181,13 +181,7 @@ def test_a_step_that_the_gradient_scaler_skips_is_no_update(observed, tmp_path):
     given = trainer(tmp_path, max_steps=3, callbacks=[Watch()], optim="adamw_torch")
     # What accelerate makes for fp16, which it refuses on a CPU; the scaler itself works there.
     given.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    loss = given.compute_loss
-
-    def overflowing(*args, **kwargs):
-        value = loss(*args, **kwargs)
-        return value * math.inf if given.state.global_step == 1 else value
-
-    given.compute_loss = overflowing
+    overflow_in_step(given, 1)
     given.train()
     first, second, third = weights
     assert torch.equal(first, second)
