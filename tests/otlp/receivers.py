@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gzip
 import socket
@@ -255,12 +256,9 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-_held: list[socket.socket] = []
-
-
 def dead_port() -> int:
     """A port where nobody will ever listen: it stays bound, so that no other process is given it."""
     held = socket.socket()
     held.bind(("127.0.0.1", 0))
-    _held.append(held)
+    atexit.register(held.close)
     return int(held.getsockname()[1])
